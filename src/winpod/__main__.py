@@ -1,0 +1,3 @@
+from winpod.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The cluster's brain: what runs where, and why not."""

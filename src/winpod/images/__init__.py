@@ -1,0 +1,1 @@
+"""Windows images: references, registries, layouts, packing."""

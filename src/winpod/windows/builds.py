@@ -1,0 +1,183 @@
+"""Windows builds and the names people call them by.
+
+A build is `major.minor.number`; the fourth part, the update revision, never decides whether a
+container fits a host. The table is every release that containers have been published for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache, total_ordering
+
+from winpod.windows.errors import InvalidInput
+
+
+class Channel(StrEnum):
+    LTSC = "LTSC"
+    SEMI_ANNUAL = "SAC"
+    ANNUAL = "AC"
+    CLIENT = "client"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A Windows version, with its update revision where one is known."""
+
+    major: int
+    minor: int
+    number: int
+    revision: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.major}.{self.minor}.{self.number}"
+        return text if self.revision is None else f"{text}.{self.revision}"
+
+    def __lt__(self, other: Build) -> bool:
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[int, int, int, int]:
+        revision = -1 if self.revision is None else self.revision
+        return (self.major, self.minor, self.number, revision)
+
+    @property
+    def base(self) -> Build:
+        """The part that decides compatibility: without the revision."""
+        return self if self.revision is None else Build(self.major, self.minor, self.number)
+
+    @property
+    def release(self) -> Release | None:
+        return _RELEASE_OF.get((self.major, self.minor, self.number))
+
+    def describe(self) -> str:
+        """`10.0.17763 (Windows Server 2019)`, or the bare number where no release has it."""
+        return f"{self} ({self.release.name})" if self.release else str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A row of the table: one build, and everything it has been called."""
+
+    build: Build
+    name: str
+    channel: Channel
+    aliases: tuple[str, ...]
+    also: tuple[str, ...] = ()
+
+    @property
+    def short_name(self) -> str:
+        """The name in handlers, RuntimeClasses and `--build`: `2019`, `1903`, `23h2`."""
+        return self.aliases[0]
+
+    @property
+    def runs_pods(self) -> bool:
+        """Pods need the second Host Compute Service interface, which came with build 17763."""
+        return self.channel is not Channel.CLIENT and self.build.number >= 17763
+
+
+def _release(
+    number: int, name: str, channel: Channel, aliases: str, also: tuple[str, ...] = ()
+) -> Release:
+    return Release(Build(10, 0, number), name, channel, tuple(aliases.split()), also)
+
+
+RELEASES: tuple[Release, ...] = (
+    _release(
+        14393,
+        "Windows Server 2016",
+        Channel.LTSC,
+        "2016 1607 ltsc2016 rs1",
+        ("Windows 10 Anniversary Update",),
+    ),
+    _release(15063, "Windows 10 Creators Update", Channel.CLIENT, "1703 rs2"),
+    _release(
+        16299,
+        "Windows Server 1709",
+        Channel.SEMI_ANNUAL,
+        "1709 rs3",
+        ("Windows 10 Fall Creators Update",),
+    ),
+    _release(
+        17134,
+        "Windows Server 1803",
+        Channel.SEMI_ANNUAL,
+        "1803 rs4",
+        ("Windows 10 April 2018 Update",),
+    ),
+    _release(
+        17763,
+        "Windows Server 2019",
+        Channel.LTSC,
+        "2019 1809 ltsc2019 rs5",
+        ("Windows Server 1809", "Windows 10 October 2018 Update"),
+    ),
+    _release(18362, "Windows Server 1903", Channel.SEMI_ANNUAL, "1903 19h1"),
+    _release(18363, "Windows Server 1909", Channel.SEMI_ANNUAL, "1909 19h2"),
+    _release(19041, "Windows Server 2004", Channel.SEMI_ANNUAL, "2004 20h1"),
+    _release(19042, "Windows Server 20H2", Channel.SEMI_ANNUAL, "20h2"),
+    _release(19043, "Windows Server 21H1", Channel.SEMI_ANNUAL, "21h1"),
+    _release(19044, "Windows 10 November 2021 Update", Channel.CLIENT, "21h2win10"),
+    _release(19045, "Windows 10 2022 Update", Channel.CLIENT, "22h2win10"),
+    _release(20348, "Windows Server 2022", Channel.LTSC, "2022 ltsc2022 21h2server"),
+    _release(22000, "Windows 11", Channel.CLIENT, "21h2win11"),
+    _release(22621, "Windows 11 2022 Update", Channel.CLIENT, "22h2win11"),
+    _release(
+        25398,
+        "Windows Server 23H2",
+        Channel.ANNUAL,
+        "23h2",
+        ("Windows Server annual channel 23H2",),
+    ),
+    _release(26100, "Windows Server 2025", Channel.LTSC, "2025 ltsc2025 25h1server"),
+)
+
+DEFAULT_HOST = Build(10, 0, 20348)
+
+
+def _plain(name: str) -> str:
+    """A name without the words and marks that people put in or leave out."""
+    name = re.sub(r"\b(microsoft|version|datacenter|standard|azure edition)\b", "", name.lower())
+    return re.sub(r"(?<=windows)server|^v(?=\d)", "", re.sub(r"[\s_-]+", "", name))
+
+
+_RELEASE_OF = {(r.build.major, r.build.minor, r.build.number): r for r in RELEASES}
+_BY_NAME: dict[str, Release] = {}
+for _row in RELEASES:
+    for _name in (*_row.aliases, _row.name, *_row.also, str(_row.build.number)):
+        _BY_NAME[_plain(_name)] = _row
+    if _row.channel is not Channel.CLIENT:
+        for _name in _row.aliases:
+            _BY_NAME["windows" + _name] = _row
+
+_VERSION = re.compile(r"(\d{1,5})\.(\d{1,5})\.(\d{1,9})(?:\.(\d{1,9}))?")
+
+
+def parse_version(text: str) -> Build | None:
+    """A dotted version as images and kernels state it, or None where it is not one."""
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        return None
+    major, minor, number, revision = match.groups()
+    return Build(int(major), int(minor), int(number), int(revision) if revision else None)
+
+
+@lru_cache(maxsize=4096)
+def parse_build(text: str) -> Build:
+    """A build from whatever a person calls it: `10.0.17763.805`, `2019`, `Windows Server 1809`."""
+    if version := parse_version(text):
+        return version
+    if release := _BY_NAME.get(_plain(text)):
+        return release.build
+    raise InvalidInput(
+        f'"{text}" is not a Windows build.',
+        "Write a version such as 10.0.17763 or 10.0.17763.805, or a release: "
+        + ", ".join(r.short_name for r in RELEASES if r.runs_pods)
+        + ".",
+    )
+
+
+def supported_ltsc() -> tuple[Release, ...]:
+    """The long-term releases that Kubernetes runs pods on, oldest first."""
+    return tuple(r for r in RELEASES if r.channel is Channel.LTSC and r.runs_pods)
