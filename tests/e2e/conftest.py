@@ -1,0 +1,20 @@
+"""Fixtures that start real programs; built or found, never stood in for."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+
+
+@pytest.fixture(scope="session")
+def control_plane(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[ControlPlane]:
+    """A whole control plane for the session; tests keep to namespaces and names of their own."""
+
+    def say(line: str) -> None:
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(line, flush=True)
+
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), say=say) as running:
+        yield running
