@@ -3,8 +3,7 @@
 The binaries lie in a cache outside the repository, in a directory named by a hash of everything
 that decides them, so a changed pin never meets an old binary. A build goes to a temporary
 directory that is renamed when complete: a directory that exists is whole.
-
-    python -m tests.e2e.controlplane.build      # builds if absent, prints the directory
+`python -m tests.e2e.controlplane` builds what is absent and prints the directory.
 """
 
 import fcntl
@@ -13,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -116,10 +114,3 @@ def _go() -> str:
             " Go 1.26 or newer from https://go.dev/dl into /usr/local, or put go on PATH"
         )
     return go
-
-
-if __name__ == "__main__":
-    try:
-        print(binaries(say=lambda line: print(line, file=sys.stderr)))
-    except BuildFailed as problem:
-        sys.exit(str(problem))

@@ -47,6 +47,7 @@ func run() error {
 	config.Name = "e2e"
 	config.Dir = *dataDir
 	config.LogLevel = "warn"
+	config.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration
 	config.ListenClientUrls = []url.URL{*client}
 	config.AdvertiseClientUrls = []url.URL{*client}
 	config.ListenPeerUrls = []url.URL{*peer}
