@@ -1,6 +1,8 @@
 """The tests' own control plane is a real one: API server, scheduler, controllers and kubectl."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +145,19 @@ def test_leaving_ends_every_process_also_when_a_test_fails(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="the test failed"):
         failing_test()
     assert alive() == [False, False]
+
+
+def test_a_server_does_not_outlive_a_killed_test_run(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from tests.e2e.controlplane.processes import ServerProcess;"
+        f"print(ServerProcess('idle', ['sleep', '600'], Path({str(tmp_path / 'log')!r})).pid,"
+        " flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        server = Path(f"/proc/{int(run.stdout.readline())}")
+        assert server.exists()
+        run.kill()
+    eventually(lambda: not server.exists())

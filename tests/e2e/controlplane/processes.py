@@ -1,4 +1,7 @@
-"""A server process of a test: started with its log in a file, ended by its own process group."""
+"""A server process of a test: its log in a file, ended by its own process group.
+
+It ends with the test run even where that is killed: the kernel is asked to see to it.
+"""
 
 import os
 import shutil
