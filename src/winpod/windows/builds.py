@@ -151,7 +151,7 @@ for _row in RELEASES:
         for _name in _row.aliases:
             _BY_NAME["windows" + _name] = _row
 
-_VERSION = re.compile(r"(\d{1,5})\.(\d{1,5})\.(\d{1,9})(?:\.(\d{1,9}))?")
+_VERSION = re.compile(r"(\d{1,5})\.(\d{1,5})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 
 
 def parse_version(text: str) -> Build | None:

@@ -1,0 +1,351 @@
+"""The smallest change that makes a pod run.
+
+A change is a sentence and the edit it stands for. The edit is really made, on a copy, and the rules
+are asked again, so that advice is given only where following it helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from winpod.windows.builds import Build
+from winpod.windows.handlers import HYPERVISOR, PROCESS, Handler, find_handler, hypervisor_for
+from winpod.windows.objects import (
+    BUILD_LABEL,
+    OS_LABEL,
+    Node,
+    Pod,
+    RuntimeClass,
+    Taint,
+    Toleration,
+)
+from winpod.windows.placement import Cluster, judge
+from winpod.windows.platforms import Image, Manifest, Platform
+from winpod.windows.quantities import format_quantity
+from winpod.windows.scheduling import admit, needs
+from winpod.windows.starting import Images
+from winpod.windows.verdicts import Cause, Outcome, Placement, Reason, Status, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One pod before one node: what a change may edit."""
+
+    pod: Pod
+    node: Node
+    classes: dict[str, RuntimeClass]
+    images: Images
+
+    def verdict(self) -> Verdict:
+        admitted, refusals = admit(self.pod, self.classes)
+        verdict = judge(admitted, self.node, self.images)
+        if not refusals:
+            return verdict
+        return replace(verdict, outcome=Outcome.BLOCKED, reasons=refusals + verdict.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    sentence: str
+    cost: int
+    after: Situation
+
+
+_EDIT, _NEW_CLASS, _NODE_WORK, _NEW_IMAGE = 1, 3, 5, 8
+_MOST_CHANGES = 8
+
+
+def advise(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
+    """What to change, the least of it; nothing where the pod runs and can run nowhere wrong."""
+    match placement.status:
+        case Status.RUNS | Status.UNKNOWN:
+            return ()
+        case Status.MAY_FAIL:
+            return _keep_off(placement)
+        case _:
+            return _make_fit(pod, placement, cluster, images)
+
+
+def _keep_off(placement: Placement) -> tuple[str, ...]:
+    """How to keep the scheduler from the nodes where the pod would fail."""
+    running = [v for v in placement.verdicts if v.outcome is Outcome.RUNS]
+    failing = [v for v in placement.verdicts if v.outcome is Outcome.FAILS]
+    if all(reason.cause is Cause.OS for v in failing for reason in v.reasons):
+        return (f"add nodeSelector {OS_LABEL}: windows",)
+    builds = sorted({v.kernel for v in running if v.kernel})
+    if len(builds) == 1:
+        return (f'add nodeSelector {BUILD_LABEL}: "{builds[0]}"',)
+    values = ", ".join(f'"{build}"' for build in builds)
+    return (f"add a required node affinity {BUILD_LABEL} In [{values}]",)
+
+
+def _make_fit(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
+    nodes = {node.name: node for node in cluster.nodes}
+    plans = []
+    for verdict in placement.verdicts:
+        situation = Situation(pod, nodes[verdict.nodes[0]], cluster.classes, images)
+        if changes := repair(situation):
+            plans.append(changes)
+    if not plans:
+        return _another_node(pod, images)
+    best = min(plans, key=lambda changes: (sum(c.cost for c in changes), len(changes)))
+    return tuple(change.sentence for change in best)
+
+
+def _another_node(pod: Pod, images: Images) -> tuple[str, ...]:
+    found = [image for text in pod.images if (image := images.get(text))]
+    builds = sorted({m.platform.build.base for i in found for m in i.manifests if m.platform.build})
+    if not builds:
+        return ()
+    return (f"add a Windows node of build {builds[-1].describe()}",)
+
+
+def repair(situation: Situation) -> tuple[Change, ...]:
+    """Changes that make the pod run on this node, found one reason at a time; none if they fail."""
+    changes: list[Change] = []
+    while len(changes) < _MOST_CHANGES:
+        verdict = situation.verdict()
+        if verdict.outcome is Outcome.RUNS:
+            return tuple(changes)
+        if verdict.outcome is Outcome.UNKNOWN:
+            return ()
+        change = _change_for(verdict.reasons[0], verdict, situation)
+        if change is None or change.after == situation:
+            return ()
+        changes.append(change)
+        situation = change.after
+    return ()
+
+
+def _change_for(reason: Reason, verdict: Verdict, situation: Situation) -> Change | None:
+    if reason.cause in _START_CAUSES and (change := _other_class(verdict, situation)):
+        return change
+    find = _CHANGES.get(reason.cause)
+    return find(reason, situation) if find else None
+
+
+_START_CAUSES = (Cause.BUILD, Cause.HANDLER, Cause.ISOLATION)
+_CLASS_CAUSES = (*_START_CAUSES, Cause.RUNTIME_CLASS)
+
+
+def _other_class(verdict: Verdict, situation: Situation) -> Change | None:
+    """A RuntimeClass that exists and that leaves fewer reasons against this node."""
+    fewest = len(verdict.reasons)
+    best: Change | None = None
+    for name in ("", *sorted(situation.classes)):
+        if name == situation.pod.runtime_class:
+            continue
+        after = replace(situation, pod=replace(situation.pod, runtime_class=name, overhead=()))
+        other = after.verdict()
+        found = 0 if other.outcome is Outcome.RUNS else len(other.reasons)
+        if found < fewest and not any(r.cause in _CLASS_CAUSES for r in other.reasons):
+            sentence = f"set runtimeClassName: {name}" if name else "remove runtimeClassName"
+            fewest, best = found, Change(sentence, _EDIT, after)
+    return best
+
+
+def _fit_build(reason: Reason, situation: Situation) -> Change | None:
+    """An older image on a newer node needs a guest of its build; any other needs another image."""
+    return _guest_class(situation) or _new_image(reason, situation)
+
+
+def _guest_class(situation: Situation) -> Change | None:
+    node, host = situation.node, situation.node.build
+    if host is None or node.os != "windows" or node.runtime in ("containerd", "docker"):
+        return None
+    for guest in _older_builds(situation.images, situation.pod, host):
+        handler = hypervisor_for(guest)
+        if node.handlers is not None and not _serves(node, handler):
+            continue
+        name = f"windows-{guest.release.short_name if guest.release else guest.number}-hyperv"
+        new = RuntimeClass(name, handler.name, ((BUILD_LABEL, str(host)), (OS_LABEL, "windows")))
+        after = replace(
+            situation,
+            pod=replace(situation.pod, runtime_class=name, overhead=()),
+            classes={**situation.classes, name: new},
+        )
+        if not any(r.cause in _CLASS_CAUSES for r in after.verdict().reasons):
+            sentence = (
+                f"add a RuntimeClass with handler {handler.name} for build {guest} "
+                f"on node {node.name}, and set runtimeClassName to it"
+            )
+            return Change(sentence, _NEW_CLASS, after)
+    return None
+
+
+def _serves(node: Node, handler: Handler) -> bool:
+    return any(find_handler(name) == handler for name in node.handlers or ())
+
+
+def _older_builds(images: Images, pod: Pod, host: Build) -> Iterator[Build]:
+    found = {
+        m.platform.build.base
+        for text in pod.images
+        if (image := images.get(text))
+        for m in image.manifests
+        if m.platform.build and m.platform.build.base < host
+    }
+    yield from sorted(found, reverse=True)
+
+
+def _new_image(reason: Reason, situation: Situation) -> Change | None:
+    image = situation.images.get(reason.about)
+    node = situation.node
+    if image is None:
+        return None
+    handler = find_handler(admit(situation.pod, situation.classes)[0].handler)
+    kernel = (handler or PROCESS).kernel(node.build) if node.build else None
+    version = str(kernel) if kernel and node.os == "windows" else ""
+    platform = Platform(node.os, node.architecture, os_version=version)
+    wanted = f"{node.os}/{node.architecture}"
+    if kernel:
+        wanted += f" {kernel.describe()}"
+    better = Image(reason.about, "", (*image.manifests, Manifest("", platform, 0)))
+    after = replace(situation, images={**situation.images, reason.about: better})
+    sentence = f"use an image for {wanted}: {reason.sentence}"
+    return Change(sentence, _NEW_IMAGE, after)
+
+
+def _drop_class(reason: Reason, situation: Situation) -> Change | None:
+    """The API server's refusal: the class is missing, or says something else than the pod."""
+    pod = situation.pod
+    if pod.runtime_class not in situation.classes:
+        new = RuntimeClass(pod.runtime_class, PROCESS.name)
+        after = replace(situation, classes={**situation.classes, new.name: new})
+        return Change(
+            f"create the RuntimeClass {new.name}, or give the file that has it too",
+            _NEW_CLASS,
+            after,
+        )
+    if reason.about == "overhead":
+        after = replace(situation, pod=replace(pod, overhead=()))
+        return Change("remove spec.overhead; the RuntimeClass sets it", _EDIT, after)
+    return Change(f"remove nodeSelector {reason.about}", _EDIT, _without_label(situation, reason))
+
+
+def _without_label(situation: Situation, reason: Reason) -> Situation:
+    kept = tuple(pair for pair in situation.pod.node_selector if pair[0] != reason.about)
+    return replace(situation, pod=replace(situation.pod, node_selector=kept))
+
+
+def _configure_handler(reason: Reason, situation: Situation) -> Change | None:
+    node, handler = situation.node, find_handler(reason.about)
+    if handler is None or node.handlers is None:
+        return None
+    name = handler.name if node.runtime == "winpod" else reason.about
+    after = replace(situation, node=replace(node, handlers=node.handlers | {name}))
+    sentence = f'configure handler "{name}" in the container runtime of node {node.name}'
+    return Change(sentence, _NODE_WORK, after)
+
+
+def _other_isolation(reason: Reason, situation: Situation) -> Change | None:
+    """No class that exists helps: take the guest away, or the isolation."""
+    pod, node = situation.pod, situation.node
+    if pod.host_process or reason.about != "guest":
+        return None
+    handler = PROCESS if node.handlers and HYPERVISOR.name not in node.handlers else HYPERVISOR
+    name = f"windows-{handler.isolation}"
+    new = RuntimeClass(name, handler.name)
+    after = replace(
+        situation,
+        pod=replace(pod, runtime_class=name, overhead=()),
+        classes={**situation.classes, name: new},
+    )
+    sentence = f"use a RuntimeClass with handler {handler.name}, whose kernel is the node's own"
+    return Change(sentence, _NEW_CLASS, after)
+
+
+def _tolerate(reason: Reason, situation: Situation) -> Change:
+    taint = next(t for t in situation.node.taints if str(t) == reason.about)
+    toleration = _toleration_of(taint)
+    tolerations = (*situation.pod.tolerations, toleration)
+    after = replace(situation, pod=replace(situation.pod, tolerations=tolerations))
+    return Change(f"tolerate {taint}", _EDIT, after)
+
+
+def _toleration_of(taint: Taint) -> Toleration:
+    return Toleration(taint.key, "Equal" if taint.value else "Exists", taint.value, taint.effect)
+
+
+def _select(reason: Reason, situation: Situation) -> Change | None:
+    pod, node, key = situation.pod, situation.node, reason.about
+    if key not in dict(pod.node_selector):
+        return _reselect_class(reason, situation)
+    found = node.label(key)
+    if found is None:
+        return Change(f"remove nodeSelector {key}", _EDIT, _without_label(situation, reason))
+    selector = tuple(sorted({**dict(pod.node_selector), key: found}.items()))
+    after = replace(situation, pod=replace(pod, node_selector=selector))
+    return Change(f'set nodeSelector {key} to "{found}"', _EDIT, after)
+
+
+def _reselect_class(reason: Reason, situation: Situation) -> Change | None:
+    """The label is asked for by the RuntimeClass, which other pods may use too."""
+    name, key = situation.pod.runtime_class, reason.about
+    chosen, found = situation.classes[name], situation.node.label(key)
+    kept = {k: v for k, v in chosen.node_selector if k != key}
+    selector = tuple(sorted((kept | ({key: found} if found is not None else {})).items()))
+    edited = replace(chosen, node_selector=selector)
+    after = replace(situation, classes={**situation.classes, name: edited})
+    what = f'set {key} to "{found}"' if found is not None else f"remove {key}"
+    return Change(f"{what} in the nodeSelector of RuntimeClass {name}", _NEW_CLASS, after)
+
+
+def _drop_affinity(_: Reason, situation: Situation) -> Change:
+    after = replace(situation, pod=replace(situation.pod, affinity=None))
+    sentence = f"widen the required node affinity so that it takes node {situation.node.name}"
+    return Change(sentence, _EDIT, after)
+
+
+def _free_node_name(_: Reason, situation: Situation) -> Change:
+    after = replace(situation, pod=replace(situation.pod, node_name=""))
+    return Change("remove spec.nodeName", _EDIT, after)
+
+
+def _uncordon(_: Reason, situation: Situation) -> Change:
+    node = situation.node
+    after = replace(situation, node=replace(node, unschedulable=False))
+    return Change(f"kubectl uncordon {node.name}", _EDIT, after)
+
+
+def _ask_for_less(_: Reason, situation: Situation) -> Change | None:
+    node, pod = situation.node, situation.pod
+    size, taken = dict(node.allocatable or ()), dict(node.allocated)
+    overhead = dict(admit(pod, situation.classes)[0].pod.overhead)
+    lowered, words = dict(pod.requests), []
+    for resource, amount in needs(admit(pod, situation.classes)[0].pod):
+        free = size.get(resource, type(amount)(0)) - taken.get(resource, type(amount)(0))
+        if resource == "pods" or amount <= free:
+            continue
+        room = free - overhead.get(resource, type(amount)(0))
+        if room <= 0 or resource not in lowered:
+            return _free_the_node(situation)
+        lowered[resource] = room
+        words.append(f"{resource} to {format_quantity(resource, room)}")
+    if not words:
+        return _free_the_node(situation)
+    after = replace(situation, pod=replace(pod, requests=tuple(sorted(lowered.items()))))
+    return Change(f"lower the requests for {' and '.join(words)}", _NEW_CLASS, after)
+
+
+def _free_the_node(situation: Situation) -> Change | None:
+    node = replace(situation.node, allocated=())
+    sentence = f"move other pods away from node {node.name}, or add a node like it"
+    return Change(sentence, _NODE_WORK, replace(situation, node=node))
+
+
+_CHANGES: dict[Cause, Callable[[Reason, Situation], Change | None]] = {
+    Cause.RUNTIME_CLASS: _drop_class,
+    Cause.BUILD: _fit_build,
+    Cause.ARCHITECTURE: _new_image,
+    Cause.OS: _new_image,
+    Cause.HANDLER: _configure_handler,
+    Cause.ISOLATION: _other_isolation,
+    Cause.TAINT: _tolerate,
+    Cause.SELECTOR: _select,
+    Cause.AFFINITY: _drop_affinity,
+    Cause.NODE_NAME: _free_node_name,
+    Cause.CORDONED: _uncordon,
+    Cause.RESOURCES: _ask_for_less,
+}

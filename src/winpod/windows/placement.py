@@ -1,0 +1,230 @@
+"""Where a pod runs, and why not elsewhere.
+
+Three questions are asked in the order a cluster asks them: does the API server admit the pod, would
+the scheduler put it on a node, would it start there. A node that the scheduler may choose and where
+the pod cannot start is the mistake that shows as a loop, so it is told apart from one that is
+merely out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from winpod.windows.builds import Build
+from winpod.windows.handlers import HYPERVISOR, PROCESS, find_handler
+from winpod.windows.objects import (
+    ARCH_LABEL,
+    BUILD_LABEL,
+    OS_LABEL,
+    OSVERSION_LABEL,
+    Node,
+    Pod,
+    RuntimeClass,
+)
+from winpod.windows.platforms import Manifest
+from winpod.windows.reading import Amounts, Pairs
+from winpod.windows.scheduling import (
+    Admitted,
+    admit,
+    has_room,
+    lack_of_room,
+    needs,
+    scheduling_reasons,
+)
+from winpod.windows.starting import Images, start_on
+from winpod.windows.verdicts import Outcome, Placement, Reason, Status, Verdict
+
+
+def judge(admitted: Admitted, node: Node, images: Images) -> Verdict:
+    """One node's verdict, all rules considered, with every reason that speaks against it."""
+    verdict = _judge_apart_from_room(admitted, node, images)
+    wanted = needs(admitted.pod)
+    return verdict if has_room(node, wanted) else _with_lack(verdict, lack_of_room(wanted, [node]))
+
+
+def _judge_apart_from_room(admitted: Admitted, node: Node, images: Images) -> Verdict:
+    start = start_on(admitted, node, images)
+    unscheduled = tuple(scheduling_reasons(admitted, node))
+    reasons = unscheduled + start.reasons
+    if unscheduled:
+        outcome = Outcome.BLOCKED
+    elif start.reasons:
+        outcome = Outcome.FAILS
+    elif start.unknown:
+        outcome, reasons = Outcome.UNKNOWN, start.unknown
+    else:
+        outcome = Outcome.RUNS
+    return Verdict(
+        nodes=(node.name,),
+        outcome=outcome,
+        handler=start.handler.name if start.handler else admitted.handler,
+        isolation=start.handler.isolation if start.handler else None,
+        kernel=start.kernel,
+        manifests=start.manifests,
+        reasons=reasons,
+    )
+
+
+def _with_lack(verdict: Verdict, lack: tuple[Reason, ...]) -> Verdict:
+    known = () if verdict.outcome is Outcome.UNKNOWN else verdict.reasons
+    return replace(verdict, outcome=Outcome.BLOCKED, reasons=known + lack)
+
+
+_RULE_LABELS = frozenset(
+    (
+        OS_LABEL,
+        "beta.kubernetes.io/os",
+        ARCH_LABEL,
+        "beta.kubernetes.io/arch",
+        BUILD_LABEL,
+        OSVERSION_LABEL,
+    )
+)
+_BY_NAME = "metadata.name"
+
+
+class _Alike:
+    """Nodes that no rule tells apart but by their size."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self._room: dict[Amounts, tuple[tuple[str, ...], tuple[str, ...], tuple[Reason, ...]]] = {}
+
+    def room(self, wanted: Amounts) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Reason, ...]]:
+        """The nodes with room, those without, and what those lack."""
+        if wanted not in self._room:
+            enough: list[Node] = []
+            short: list[Node] = []
+            for node in self.nodes:
+                (enough if has_room(node, wanted) else short).append(node)
+            self._room[wanted] = (
+                tuple(node.name for node in enough),
+                tuple(node.name for node in short),
+                lack_of_room(wanted, short) if short else (),
+            )
+        return self._room[wanted]
+
+
+class Cluster:
+    """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once."""
+
+    def __init__(self, nodes: Iterable[Node], classes: Iterable[RuntimeClass] = ()) -> None:
+        self.nodes = tuple(nodes)
+        self.classes = {c.name: c for c in classes}
+        self._groups: dict[frozenset[str], tuple[_Alike, ...]] = {}
+
+    def place(self, pod: Pod, images: Images) -> Placement:
+        admitted, refusals = admit(pod, self.classes)
+        verdicts = self._verdicts(admitted, images)
+        return Placement(
+            status=_status(pod, verdicts, refusals),
+            verdicts=verdicts,
+            refusals=refusals,
+            node="" if refusals else _choice(verdicts),
+        )
+
+    def _verdicts(self, admitted: Admitted, images: Images) -> tuple[Verdict, ...]:
+        together: dict[Verdict, list[str]] = {}
+        wanted = needs(admitted.pod)
+        for alike in self._alike(_labels_read(admitted.pod)):
+            verdict = replace(_judge_apart_from_room(admitted, alike.nodes[0], images), nodes=())
+            enough, short, lack = alike.room(wanted)
+            if enough:
+                together.setdefault(verdict, []).extend(enough)
+            if short:
+                together.setdefault(_with_lack(verdict, lack), []).extend(short)
+        return tuple(replace(verdict, nodes=tuple(names)) for verdict, names in together.items())
+
+    def _alike(self, labels: frozenset[str]) -> tuple[_Alike, ...]:
+        if labels not in self._groups:
+            groups: dict[object, list[Node]] = {}
+            for node in self.nodes:
+                groups.setdefault(_shape(node, labels), []).append(node)
+            self._groups[labels] = tuple(_Alike(nodes) for nodes in groups.values())
+        return self._groups[labels]
+
+
+def _shape(node: Node, labels: frozenset[str]) -> object:
+    return (
+        tuple(pair for pair in node.labels if pair[0] in labels),
+        node.name if _BY_NAME in labels else "",
+        node.taints,
+        node.unschedulable,
+        node.handlers,
+        node.runtime,
+        node.build,
+    )
+
+
+def _labels_read(pod: Pod) -> frozenset[str]:
+    terms = pod.affinity or ()
+    read = {key for key, _ in pod.node_selector} | {r.key for term in terms for r in term.labels}
+    if pod.node_name or any(term.fields for term in terms):
+        read.add(_BY_NAME)
+    return _RULE_LABELS | read
+
+
+def _status(pod: Pod, verdicts: Sequence[Verdict], refusals: Sequence[Reason]) -> Status:
+    outcomes = {verdict.outcome for verdict in verdicts}
+    if refusals or (pod.every_node and Outcome.FAILS in outcomes):
+        return Status.CANNOT_RUN
+    if Outcome.RUNS in outcomes:
+        return Status.MAY_FAIL if Outcome.FAILS in outcomes else Status.RUNS
+    if Outcome.UNKNOWN in outcomes:
+        return Status.UNKNOWN
+    if any(v.reasons and all(r.temporary for r in v.reasons) for v in verdicts):
+        return Status.WAITS
+    return Status.CANNOT_RUN
+
+
+def _choice(verdicts: Iterable[Verdict]) -> str:
+    running = [v for v in verdicts if v.outcome is Outcome.RUNS]
+    exact = [v for v in running if v.kernel and all(_is_own(m, v.kernel) for _, m in v.manifests)]
+    return next((v.nodes[0] for v in exact or running), "")
+
+
+def _is_own(manifest: Manifest, kernel: Build) -> bool:
+    build = manifest.platform.build
+    return build is not None and build.base == kernel.base
+
+
+def intended_os(pod: Pod, classes: Mapping[str, RuntimeClass], images: Images) -> str:
+    """The operating system a pod is for: said by its author, else by its images, else unknown."""
+    admitted, _ = admit(pod, classes)
+    selector = dict(admitted.pod.node_selector)
+    stated = pod.os or selector.get(OS_LABEL) or selector.get("beta.kubernetes.io/os")
+    stated = stated or pod.narrowing.os or _os_of_affinity(pod)
+    if stated or find_handler(admitted.handler or " "):
+        return stated or "windows"
+    found = [image.operating_systems() for t in pod.images if (image := images.get(t))]
+    common = frozenset.intersection(*found) if found else frozenset()
+    return next(iter(common)) if len(common) == 1 else ""
+
+
+def _os_of_affinity(pod: Pod) -> str:
+    named = {
+        value
+        for term in pod.affinity or ()
+        for r in term.labels
+        if r.key == OS_LABEL and r.operator == "In"
+        for value in r.values
+    }
+    return named.pop() if len(named) == 1 else ""
+
+
+def default_nodes(builds: Iterable[Build]) -> tuple[Node, ...]:
+    """One node for each build, as containerd makes it: no taint, its two handlers, size unknown."""
+    return tuple(
+        Node(
+            name=f"windows-{build.release.short_name if build.release else build.number}",
+            labels=_windows_labels(build),
+            handlers=frozenset((PROCESS.name, HYPERVISOR.name)),
+            runtime="containerd",
+        )
+        for build in builds
+    )
+
+
+def _windows_labels(build: Build) -> Pairs:
+    return ((ARCH_LABEL, "amd64"), (OS_LABEL, "windows"), (BUILD_LABEL, str(build.base)))

@@ -1,0 +1,50 @@
+"""Kubernetes quantities: `100m`, `1.5Gi`, `2e3`, as exact numbers, and back for people."""
+
+import re
+from decimal import Decimal
+from functools import lru_cache
+
+_UNITS = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    "k": Decimal("1e3"),
+    "M": Decimal("1e6"),
+    "G": Decimal("1e9"),
+    "T": Decimal("1e12"),
+    "P": Decimal("1e15"),
+    "E": Decimal("1e18"),
+    "Ki": Decimal(1024),
+    "Mi": Decimal(1024**2),
+    "Gi": Decimal(1024**3),
+    "Ti": Decimal(1024**4),
+    "Pi": Decimal(1024**5),
+    "Ei": Decimal(1024**6),
+}
+_QUANTITY = re.compile(
+    r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)",
+    re.ASCII,
+)
+
+
+@lru_cache(maxsize=4096)
+def parse_quantity(text: str) -> Decimal | None:
+    """The number, or None where the text is not a quantity."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, exponent, unit = match.groups()
+    return Decimal(number + (exponent or "")) * _UNITS[unit or ""]
+
+
+def format_quantity(resource: str, amount: Decimal) -> str:
+    """As kubectl would print it: memory in binary units, CPU in cores or millicores."""
+    if resource == "cpu":
+        return f"{amount:f}" if amount == int(amount) else f"{amount * 1000:.0f}m"
+    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        size = _UNITS[unit]
+        if resource in ("memory", "ephemeral-storage") and abs(amount) >= size:
+            scaled = amount / size
+            return f"{scaled:.0f}{unit}" if scaled == int(scaled) else f"{scaled:.1f}{unit}"
+    return f"{amount.normalize():f}"

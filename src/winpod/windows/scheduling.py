@@ -1,0 +1,173 @@
+"""What the API server and the scheduler ask of a pod before a node ever sees it.
+
+Inter-pod affinity, topology spread and the node affinity of volumes are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from winpod.windows.objects import Node, Pod, RuntimeClass, Taint, Toleration
+from winpod.windows.quantities import format_quantity
+from winpod.windows.reading import Amounts
+from winpod.windows.verdicts import Cause, Reason, Stage
+
+CORDON = Taint("node.kubernetes.io/unschedulable")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A pod merged with its RuntimeClass, and which class each selected label came from."""
+
+    pod: Pod
+    handler: str = ""
+    selector_from: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+def admit(pod: Pod, classes: Mapping[str, RuntimeClass]) -> tuple[Admitted, tuple[Reason, ...]]:
+    """Merge the pod with its RuntimeClass as the API server does, or say why it refuses to."""
+    if not pod.runtime_class:
+        return Admitted(pod), ()
+    chosen = classes.get(pod.runtime_class)
+    if chosen is None:
+        sentence = f'there is no RuntimeClass "{pod.runtime_class}"'
+        symptom = f'pod rejected: RuntimeClass "{pod.runtime_class}" not found'
+        return Admitted(pod), (_refusal(sentence, symptom, pod.runtime_class),)
+    selector = dict(pod.node_selector)
+    refusals = [
+        _refusal(
+            f"the pod selects {key}={selector[key]}, and its RuntimeClass {chosen.name} {value}",
+            f"conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; "
+            f"pod.spec.nodeSelector[{key}] = {selector[key]}",
+            key,
+        )
+        for key, value in chosen.node_selector
+        if selector.get(key, value) != value
+    ]
+    if pod.overhead and pod.overhead != chosen.overhead:
+        refusals.append(
+            _refusal(
+                f"the pod's overhead is not that of its RuntimeClass {chosen.name}",
+                "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
+                "overhead",
+            )
+        )
+    merged = replace(
+        pod,
+        node_selector=tuple(sorted((dict(chosen.node_selector) | selector).items())),
+        tolerations=pod.tolerations + chosen.tolerations,
+        overhead=chosen.overhead,
+    )
+    origin = {key: chosen.name for key, _ in chosen.node_selector if key not in selector}
+    return Admitted(merged, chosen.handler, origin), tuple(refusals)
+
+
+def _refusal(sentence: str, symptom: str, about: str) -> Reason:
+    return Reason(Cause.RUNTIME_CLASS, Stage.ADMIT, sentence, symptom, about)
+
+
+def scheduling_reasons(admitted: Admitted, node: Node) -> Iterable[Reason]:
+    pod = admitted.pod
+    if pod.node_name and pod.node_name != node.name:
+        yield _unscheduled(Cause.NODE_NAME, f"spec.nodeName is {pod.node_name}", pod.node_name)
+        return
+    if node.unschedulable and not pod.node_name and not _tolerated(CORDON, pod.tolerations):
+        yield replace(_unscheduled(Cause.CORDONED, "the node is cordoned"), temporary=True)
+    for taint in node.taints:
+        if taint.key == CORDON.key and node.unschedulable:
+            continue
+        if pod.node_name and taint.effect == "NoSchedule":
+            continue  # the scheduler, which would have looked at it, is not asked
+        if taint.repels and not _tolerated(taint, pod.tolerations):
+            yield _unscheduled(Cause.TAINT, f"taint {taint} is not tolerated", str(taint))
+    for key, value in pod.node_selector:
+        found = node.label(key)
+        if found != value:
+            origin = admitted.selector_from.get(key)
+            who = f"RuntimeClass {origin}" if origin else "nodeSelector"
+            had = "has no such label" if found is None else f"has {found}"
+            yield _unscheduled(Cause.SELECTOR, f"{who} wants {key}={value}; the node {had}", key)
+    if pod.affinity is not None and not _affine(pod, node):
+        wanted = " or ".join(str(term) for term in pod.affinity) or "nothing"
+        yield _unscheduled(Cause.AFFINITY, f"required node affinity wants {wanted}")
+
+
+def _unscheduled(cause: Cause, sentence: str, about: str = "") -> Reason:
+    return Reason(cause, Stage.SCHEDULE, sentence, about=about)
+
+
+def _tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+    return any(t.tolerates(taint) for t in tolerations)
+
+
+def _affine(pod: Pod, node: Node) -> bool:
+    labels = dict(node.labels)
+    return any(
+        bool(term.labels or term.fields)
+        and all(r.accepts(labels.get(r.key)) for r in term.labels)
+        and all(r.key == "metadata.name" and r.accepts(node.name) for r in term.fields)
+        for term in pod.affinity or ()
+    )
+
+
+def needs(pod: Pod) -> Amounts:
+    """What the scheduler sets aside: requests, the RuntimeClass's overhead, and one pod."""
+    total = dict(pod.requests)
+    for resource, amount in (*pod.overhead, ("pods", Decimal(1))):
+        total[resource] = total.get(resource, Decimal(0)) + amount
+    return tuple(sorted((resource, amount) for resource, amount in total.items() if amount))
+
+
+def with_allocated(nodes: Iterable[Node], pods: Iterable[Pod]) -> tuple[Node, ...]:
+    """The nodes, with what the pods that are bound to them take counted as taken."""
+    taken: dict[str, dict[str, Decimal]] = {}
+    for pod in pods:
+        sums = taken.setdefault(pod.node_name, {})
+        for resource, amount in needs(pod):
+            sums[resource] = sums.get(resource, Decimal(0)) + amount
+    return tuple(
+        replace(node, allocated=tuple(sorted(taken.get(node.name, {}).items()))) for node in nodes
+    )
+
+
+def has_room(node: Node, wanted: Amounts) -> bool:
+    if node.allocatable is None:
+        return True
+    size, taken = dict(node.allocatable), dict(node.allocated)
+    return all(
+        amount <= size.get(resource, 0) - taken.get(resource, 0)
+        for resource, amount in wanted
+        if resource != "pods" or resource in size
+    )
+
+
+def lack_of_room(wanted: Amounts, nodes: Sequence[Node]) -> tuple[Reason, ...]:
+    """What these nodes, none of which has room, are short of."""
+    emptied = [replace(node, allocated=()) for node in nodes]
+    waiting = any(has_room(node, wanted) for node in emptied)
+    reasons = []
+    for resource, amount in wanted:
+        if any(has_room(node, ((resource, amount),)) for node in nodes):
+            continue
+        free, size = max((_free(node, resource), _size(node, resource)) for node in nodes)
+        shown = [format_quantity(resource, value) for value in (amount, free, size)]
+        sentence = f"{resource}: asks for {shown[0]}; {shown[1]} of {shown[2]} is free"
+        reasons.append(_room_reason(sentence, resource, waiting))
+    return tuple(reasons) or (
+        _room_reason("each resource is free on some node, all of them on none", "", waiting),
+    )
+
+
+def _room_reason(sentence: str, resource: str, waiting: bool) -> Reason:
+    symptom = f"Insufficient {resource}" if resource else ""
+    return Reason(Cause.RESOURCES, Stage.SCHEDULE, sentence, symptom, resource, waiting)
+
+
+def _size(node: Node, resource: str) -> Decimal:
+    return dict(node.allocatable or ()).get(resource, Decimal(0))
+
+
+def _free(node: Node, resource: str) -> Decimal:
+    return _size(node, resource) - dict(node.allocated).get(resource, Decimal(0))

@@ -1,0 +1,223 @@
+"""Advice: the smallest change, in words a person can follow, and true when followed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.windows.fleet import (
+    CONTAINERD,
+    OS_TAINT,
+    amounts,
+    image,
+    linux_node,
+    node,
+    pod,
+    runtime_class,
+)
+from tests.windows.test_placement import classes, fleets, images, pods
+from winpod.windows.advice import Situation, advise, repair
+from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass
+from winpod.windows.objects import NodeTerm as Term
+from winpod.windows.placement import Cluster
+from winpod.windows.platforms import Image
+from winpod.windows.verdicts import Outcome, Status
+
+APP_2019 = image("10.0.17763.805")
+APP_2022 = image("10.0.20348.2113", "10.0.26100.1742")
+PROCESS_ONLY = frozenset({"runhcs-wcow-process"})
+
+CASES: dict[str, tuple[Pod, list[Node], Image, list[RuntimeClass], list[str]]] = {
+    "taint": (
+        pod(),
+        [node("a", taints=(OS_TAINT,))],
+        APP_2022,
+        [],
+        ["tolerate os=windows:NoSchedule"],
+    ),
+    "older image on a newer node": (
+        pod(),
+        [node("win-2022-a")],
+        APP_2019,
+        [],
+        [
+            "add a RuntimeClass with handler runhcs-wcow-hypervisor-17763 for build 10.0.17763 "
+            "on node win-2022-a, and set runtimeClassName to it"
+        ],
+    ),
+    "a class for it is there": (
+        pod(),
+        [node("a")],
+        APP_2019,
+        [runtime_class("windows-2019-hyperv", "runhcs-wcow-hypervisor-17763", "2022")],
+        ["set runtimeClassName: windows-2019-hyperv"],
+    ),
+    "older image, and containerd": (
+        pod(),
+        [node("a", runtime="containerd", handlers=CONTAINERD)],
+        APP_2019,
+        [],
+        [
+            "use an image for windows/amd64 10.0.20348 (Windows Server 2022): "
+            "app has no build 10.0.20348; it has 10.0.17763.805"
+        ],
+    ),
+    "newer image": (
+        pod(),
+        [node("a", "2019")],
+        APP_2022,
+        [],
+        [
+            "use an image for windows/amd64 10.0.17763 (Windows Server 2019): "
+            "app has no build ≤ 10.0.17763; it has 10.0.20348.2113, 10.0.26100.1742"
+        ],
+    ),
+    "the nearer node is chosen": (
+        pod(node_selector=(("pool", "x"),)),
+        [node("far", "2019", taints=(OS_TAINT,)), node("near", labels={"pool": "y"})],
+        APP_2022,
+        [],
+        ['set nodeSelector pool to "y"'],
+    ),
+    "selector without such a label": (
+        pod(node_selector=(("pool", "x"),)),
+        [node("a")],
+        APP_2022,
+        [],
+        ["remove nodeSelector pool"],
+    ),
+    "class without such a label": (
+        pod(runtime_class="c"),
+        [node("a", "2022")],
+        APP_2022,
+        [runtime_class("c", "runhcs-wcow-process", "2019")],
+        [
+            'set node.kubernetes.io/windows-build to "10.0.20348" in the nodeSelector of '
+            "RuntimeClass c"
+        ],
+    ),
+    "class missing": (
+        pod(runtime_class="nope"),
+        [node("a")],
+        APP_2022,
+        [],
+        ["create the RuntimeClass nope, or give the file that has it too"],
+    ),
+    "handler missing": (
+        pod(runtime_class="c"),
+        [node("a", handlers=PROCESS_ONLY)],
+        APP_2019,
+        [runtime_class("c", "runhcs-wcow-hypervisor-17763")],
+        ['configure handler "runhcs-wcow-hypervisor-17763" in the container runtime of node a'],
+    ),
+    "guest too new": (
+        pod(runtime_class="c"),
+        [node("a", "2019")],
+        APP_2019,
+        [runtime_class("c", "runhcs-wcow-hypervisor-20348")],
+        ["remove runtimeClassName"],
+    ),
+    "affinity": (
+        pod(affinity=(Term((Requirement("pool", "In", ("x",)),)),)),
+        [node("a")],
+        APP_2022,
+        [],
+        ["widen the required node affinity so that it takes node a"],
+    ),
+    "node name": (pod(node_name="gone"), [node("a")], APP_2022, [], ["remove spec.nodeName"]),
+    "cordoned": (pod(), [node("a", unschedulable=True)], APP_2022, [], ["kubectl uncordon a"]),
+    "too large": (
+        pod(requests=amounts(memory="9Gi", cpu="1")),
+        [node("a", allocatable=amounts(memory="8Gi", cpu="4"))],
+        APP_2022,
+        [],
+        ["lower the requests for memory to 8Gi"],
+    ),
+    "overhead leaves less": (
+        pod(requests=amounts(memory="8Gi"), runtime_class="c"),
+        [node("a", allocatable=amounts(memory="8Gi"))],
+        APP_2022,
+        [runtime_class("c", "runhcs-wcow-hypervisor", overhead=amounts(memory="1Gi"))],
+        ["lower the requests for memory to 7Gi"],
+    ),
+    "full": (
+        pod(),
+        [node("a", allocatable=amounts(pods="1"), allocated=amounts(pods="1"))],
+        APP_2022,
+        [],
+        ["move other pods away from node a, or add a node like it"],
+    ),
+    "two changes": (
+        pod(node_selector=(("kubernetes.io/os", "linux"),)),
+        [node("a", taints=(OS_TAINT,))],
+        APP_2022,
+        [],
+        ["tolerate os=windows:NoSchedule", 'set nodeSelector kubernetes.io/os to "windows"'],
+    ),
+    "no windows node": (
+        pod(os="windows"),
+        [linux_node("a")],
+        APP_2022,
+        [],
+        ["add a Windows node of build 10.0.26100 (Windows Server 2025)"],
+    ),
+    "may fail, one build": (
+        pod(),
+        [node("a", "2019"), node("b", "2022")],
+        APP_2022,
+        [],
+        ['add nodeSelector node.kubernetes.io/windows-build: "10.0.20348"'],
+    ),
+    "may fail, two builds": (
+        pod(),
+        [node("a", "2019"), node("b", "2022"), node("c", "2025")],
+        APP_2022,
+        [],
+        [
+            "add a required node affinity node.kubernetes.io/windows-build In "
+            '["10.0.20348", "10.0.26100"]'
+        ],
+    ),
+    "may fail on linux": (
+        pod(os="windows"),
+        [linux_node("a"), node("b", "2022")],
+        APP_2022,
+        [],
+        ["add nodeSelector kubernetes.io/os: windows"],
+    ),
+    "runs": (pod(), [node("a")], APP_2022, [], []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_advice_is_the_smallest_change(case: str) -> None:
+    asked, fleet, found, known, advice = CASES[case]
+    cluster = Cluster(fleet, known)
+    placement = cluster.place(asked, {"app": found})
+    assert list(advise(asked, placement, cluster, {"app": found})) == advice
+
+
+@settings(max_examples=300, deadline=None)
+@given(pods(), fleets, classes(), images())
+def test_following_the_advice_makes_the_pod_run(
+    asked: Pod, fleet: list[Node], known: list[RuntimeClass], found: dict[str, Any]
+) -> None:
+    for where in fleet:
+        before = Situation(asked, where, {c.name: c for c in known}, found)
+        if changes := repair(before):
+            assert before.verdict().outcome is not Outcome.RUNS
+            assert changes[-1].after.verdict().outcome is Outcome.RUNS
+
+
+@settings(max_examples=300, deadline=None)
+@given(pods(), fleets, classes(), images())
+def test_advice_is_given_exactly_where_something_is_wrong(
+    asked: Pod, fleet: list[Node], known: list[RuntimeClass], found: dict[str, Any]
+) -> None:
+    cluster = Cluster(fleet, known)
+    placement = cluster.place(asked, found)
+    advice = advise(asked, placement, cluster, found)
+    if placement.status in (Status.RUNS, Status.UNKNOWN):
+        assert advice == ()
+    if placement.status is Status.MAY_FAIL:
+        assert advice

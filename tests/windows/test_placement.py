@@ -1,0 +1,660 @@
+"""Placement: every reason there is, one case each, and what must hold for any cluster."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.windows.fleet import (
+    CONTAINERD,
+    OS_TAINT,
+    WINPOD,
+    amounts,
+    image,
+    linux_image,
+    linux_node,
+    node,
+    pod,
+    runtime_class,
+    tolerate_os,
+)
+from winpod.windows.builds import Build, parse_build
+from winpod.windows.handlers import find_handler
+from winpod.windows.isolation import Isolation, fits_host, guest_fits_host
+from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass, Taint, Toleration
+from winpod.windows.objects import NodeTerm as Term
+from winpod.windows.placement import Cluster, default_nodes, intended_os, judge
+from winpod.windows.platforms import Image
+from winpod.windows.scheduling import admit, with_allocated
+from winpod.windows.verdicts import Cause, Outcome, Placement, Stage, Status
+
+APP_2019 = image("10.0.17763.805")
+APP_2022 = image("10.0.20348.2113", "10.0.26100.1742")
+EVERY = image("10.0.17763.805", "10.0.20348.2113", "10.0.26100.1742")
+
+
+def place(
+    asked: Pod, *nodes: Node, images: dict[str, Image] | Image = EVERY, classes: Any = ()
+) -> Placement:
+    known = images if isinstance(images, dict) else {"app": images}
+    return Cluster(nodes, classes).place(asked, known)
+
+
+def causes(placement: Placement) -> list[Cause]:
+    return [r.cause for v in placement.verdicts for r in v.reasons]
+
+
+def test_an_image_of_the_nodes_build_runs_under_process_isolation() -> None:
+    placement = place(pod(), node("a", "2019"), images=APP_2019)
+    (verdict,) = placement.verdicts
+    assert placement.status is Status.RUNS
+    assert placement.node == "a"
+    assert (verdict.handler, verdict.isolation) == ("runhcs-wcow-process", Isolation.PROCESS)
+    assert verdict.kernel == Build(10, 0, 17763)
+    assert verdict.manifests[0][1].platform.os_version == "10.0.17763.805"
+
+
+def test_the_node_of_the_images_own_build_is_chosen_first() -> None:
+    nodes = (node("new", "2025"), node("own", "2022"))
+    assert place(pod(), *nodes, images=image("10.0.20348.1")).node == "own"
+    assert place(pod(), nodes[0], images=image("10.0.20348.1")).node == "new"
+
+
+HYPERV_2019 = runtime_class("hv", "runhcs-wcow-hypervisor-17763")
+HYPERV_OWN = runtime_class("own", "runhcs-wcow-hypervisor")
+FIELDS = Term((), (Requirement("metadata.name", "In", ("b",)),))
+
+CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
+    "newer image": (
+        pod(),
+        node("a", "2019"),
+        {"images": APP_2022},
+        Outcome.FAILS,
+        Cause.BUILD,
+        "app has no build ≤ 10.0.17763; it has 10.0.20348.2113, 10.0.26100.1742",
+    ),
+    "older image": (
+        pod(),
+        node("a", "2022"),
+        {"images": APP_2019},
+        Outcome.FAILS,
+        Cause.BUILD,
+        "app has no build 10.0.20348; it has 10.0.17763.805",
+    ),
+    "older image, range": (
+        pod(),
+        node("a", "2025"),
+        {"images": APP_2019},
+        Outcome.FAILS,
+        Cause.BUILD,
+        "app has no build 10.0.20348 to 10.0.26100; it has 10.0.17763.805",
+    ),
+    "linux image": (
+        pod(),
+        node("a"),
+        {"images": linux_image()},
+        Outcome.FAILS,
+        Cause.OS,
+        "app has no windows image; it has linux/amd64",
+    ),
+    "windows pod on linux": (
+        pod(os="windows"),
+        linux_node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.OS,
+        "the pod is for windows and the node runs linux",
+    ),
+    "windows image on linux": (
+        pod(),
+        linux_node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.OS,
+        "app has no linux image; it has windows/amd64",
+    ),
+    "architecture": (
+        pod(),
+        node("a"),
+        {"images": image("10.0.20348.1", arch="arm64")},
+        Outcome.FAILS,
+        Cause.ARCHITECTURE,
+        "app has no windows/amd64 image; it has windows/arm64",
+    ),
+    "narrowed version": (
+        pod(narrowing=replace(pod().narrowing, os_version="10.0.20348.9")),
+        node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.BUILD,
+        "app has no build 10.0.20348 within 10.0.20348.9, which the pod asks for",
+    ),
+    "narrowed os": (
+        pod(narrowing=replace(pod().narrowing, os="linux")),
+        node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.OS,
+        "the pod's annotations ask for linux images",
+    ),
+    "narrowed architecture": (
+        pod(narrowing=replace(pod().narrowing, architecture="arm64")),
+        node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.ARCHITECTURE,
+        "the pod's annotations ask for arm64 images",
+    ),
+    "handler missing": (
+        pod(runtime_class="hv"),
+        node("a", handlers=frozenset({"runhcs-wcow-process"})),
+        {"classes": [HYPERV_2019]},
+        Outcome.FAILS,
+        Cause.HANDLER,
+        'the node\'s runtime has no handler "runhcs-wcow-hypervisor-17763"',
+    ),
+    "alias on containerd": (
+        pod(runtime_class="c"),
+        node("a", runtime="containerd", handlers=CONTAINERD),
+        {"classes": [runtime_class("c", "docker")]},
+        Outcome.FAILS,
+        Cause.HANDLER,
+        'the node\'s runtime has no handler "docker"',
+    ),
+    "guest newer than host": (
+        pod(runtime_class="hv"),
+        node("a", "2019"),
+        {"classes": [runtime_class("hv", "runhcs-wcow-hypervisor-20348")]},
+        Outcome.FAILS,
+        Cause.ISOLATION,
+        "a guest of build 10.0.20348 cannot run on the older 10.0.17763 (Windows Server 2019)",
+    ),
+    "containerd has no other guest": (
+        pod(runtime_class="hv"),
+        node("a", runtime="containerd", handlers=None),
+        {"classes": [HYPERV_2019]},
+        Outcome.FAILS,
+        Cause.ISOLATION,
+        "containerd chooses images by the node's own build 10.0.20348, so it has none",
+    ),
+    "docker has no hypervisor": (
+        pod(runtime_class="own"),
+        node("a", runtime="docker", handlers=None),
+        {"classes": [HYPERV_OWN]},
+        Outcome.FAILS,
+        Cause.ISOLATION,
+        "Docker as a node's runtime has process isolation only",
+    ),
+    "host process under winpod": (
+        pod(host_process=True),
+        node("a"),
+        {},
+        Outcome.FAILS,
+        Cause.ISOLATION,
+        "HostProcess containers need a Windows host",
+    ),
+    "host process in a guest": (
+        pod(host_process=True, runtime_class="own"),
+        node("a", runtime="containerd", handlers=CONTAINERD),
+        {"classes": [HYPERV_OWN]},
+        Outcome.FAILS,
+        Cause.ISOLATION,
+        "HostProcess containers run on the host, and runhcs-wcow-hypervisor puts them in a guest",
+    ),
+    "node too old for pods": (
+        pod(),
+        node("a", "1803"),
+        {"images": image("10.0.17134.1")},
+        Outcome.FAILS,
+        Cause.BUILD,
+        "10.0.17134 (Windows Server 1803) is too old for pods, which need 10.0.17763",
+    ),
+    "build unknown": (
+        pod(),
+        Node("a", (("kubernetes.io/os", "windows"),)),
+        {},
+        Outcome.UNKNOWN,
+        Cause.BUILD,
+        "the node does not tell its Windows build",
+    ),
+    "handlers unknown": (
+        pod(runtime_class="c"),
+        node("a", handlers=None),
+        {"classes": [runtime_class("c", "special")]},
+        Outcome.UNKNOWN,
+        Cause.HANDLER,
+        'the node does not tell its handlers, and "special" is not a known one',
+    ),
+    "image unknown": (
+        pod("other"),
+        node("a"),
+        {},
+        Outcome.UNKNOWN,
+        Cause.IMAGE,
+        "what other is could not be found out",
+    ),
+    "taint": (
+        pod(),
+        node("a", taints=(OS_TAINT,)),
+        {},
+        Outcome.BLOCKED,
+        Cause.TAINT,
+        "taint os=windows:NoSchedule is not tolerated",
+    ),
+    "cordoned": (
+        pod(),
+        node("a", unschedulable=True, taints=(Taint("node.kubernetes.io/unschedulable"),)),
+        {},
+        Outcome.BLOCKED,
+        Cause.CORDONED,
+        "the node is cordoned",
+    ),
+    "node selector": (
+        pod(node_selector=(("kubernetes.io/os", "linux"),)),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.SELECTOR,
+        "nodeSelector wants kubernetes.io/os=linux; the node has windows",
+    ),
+    "node selector, no label": (
+        pod(node_selector=(("pool", "x"),)),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.SELECTOR,
+        "nodeSelector wants pool=x; the node has no such label",
+    ),
+    "class selector": (
+        pod(runtime_class="c"),
+        node("a"),
+        {"classes": [runtime_class("c", "runhcs-wcow-process", "2019")]},
+        Outcome.BLOCKED,
+        Cause.SELECTOR,
+        "RuntimeClass c wants node.kubernetes.io/windows-build=10.0.17763; the node has 10.0.20348",
+    ),
+    "affinity": (
+        pod(affinity=(Term((Requirement("pool", "In", ("x", "y")),)),)),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.AFFINITY,
+        "required node affinity wants pool In [x, y]",
+    ),
+    "affinity by name": (
+        pod(affinity=(FIELDS,)),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.AFFINITY,
+        "required node affinity wants metadata.name In [b]",
+    ),
+    "affinity, empty term": (
+        pod(affinity=(Term(),)),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.AFFINITY,
+        "required node affinity wants nothing",
+    ),
+    "node name": (
+        pod(node_name="b"),
+        node("a"),
+        {},
+        Outcome.BLOCKED,
+        Cause.NODE_NAME,
+        "spec.nodeName is b",
+    ),
+    "too large": (
+        pod(requests=amounts(memory="9Gi")),
+        node("a", allocatable=amounts(memory="8Gi")),
+        {},
+        Outcome.BLOCKED,
+        Cause.RESOURCES,
+        "memory: asks for 9Gi; 8Gi of 8Gi is free",
+    ),
+    "full": (
+        pod(requests=amounts(memory="2Gi")),
+        node("a", allocatable=amounts(memory="8Gi"), allocated=amounts(memory="7Gi")),
+        {},
+        Outcome.BLOCKED,
+        Cause.RESOURCES,
+        "memory: asks for 2Gi; 1Gi of 8Gi is free",
+    ),
+    "overhead": (
+        pod(requests=amounts(memory="1Gi"), runtime_class="c"),
+        node("a", allocatable=amounts(memory="1.1Gi")),
+        {"classes": [runtime_class("c", "", overhead=amounts(memory="200Mi"))]},
+        Outcome.BLOCKED,
+        Cause.RESOURCES,
+        "memory: asks for 1.2Gi; 1.1Gi of 1.1Gi is free",
+    ),
+    "pods": (
+        pod(),
+        node("a", allocatable=amounts(pods="10"), allocated=amounts(pods="10")),
+        {},
+        Outcome.BLOCKED,
+        Cause.RESOURCES,
+        "pods: asks for 1; 0 of 10 is free",
+    ),
+    "extended resource": (
+        pod(requests=amounts(gpu="1")),
+        node("a", allocatable=amounts(cpu="4")),
+        {},
+        Outcome.BLOCKED,
+        Cause.RESOURCES,
+        "gpu: asks for 1; 0 of 0 is free",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_reason_is_told(case: str) -> None:
+    asked, where, more, outcome, cause, sentence = CASES[case]
+    (verdict,) = place(asked, where, **more).verdicts
+    assert verdict.outcome is outcome
+    assert [r.cause for r in verdict.reasons] == [cause]
+    assert sentence in verdict.reasons[0].sentence
+
+
+def test_every_cause_has_a_case() -> None:
+    shown = {case[4] for case in CASES.values()} | {Cause.RUNTIME_CLASS}
+    assert shown == set(Cause)
+
+
+@pytest.mark.parametrize(
+    ("asked", "classes", "symptom"),
+    [
+        (pod(runtime_class="nope"), [], 'pod rejected: RuntimeClass "nope" not found'),
+        (
+            pod(
+                runtime_class="c",
+                node_selector=(("node.kubernetes.io/windows-build", "10.0.20348"),),
+            ),
+            [runtime_class("c", "runhcs-wcow-process", "2019")],
+            "conflict: runtimeClass.scheduling.nodeSelector[node.kubernetes.io/windows-build] = "
+            "10.0.17763; pod.spec.nodeSelector[node.kubernetes.io/windows-build] = 10.0.20348",
+        ),
+        (
+            pod(runtime_class="c", overhead=amounts(memory="1Mi")),
+            [runtime_class("c", "", overhead=amounts(memory="200Mi"))],
+            "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
+        ),
+    ],
+)
+def test_what_the_api_server_refuses_is_refused_in_its_words(
+    asked: Pod, classes: list[RuntimeClass], symptom: str
+) -> None:
+    placement = place(asked, node("a"), classes=classes)
+    assert placement.status is Status.CANNOT_RUN
+    assert placement.node == ""
+    assert [(r.stage, r.symptom) for r in placement.refusals] == [(Stage.ADMIT, symptom)]
+
+
+RUNS: dict[str, tuple[Pod, Node, dict[str, Any]]] = {
+    "toleration": (pod(tolerations=tolerate_os()), node("a", taints=(OS_TAINT,)), {}),
+    "class tolerates": (
+        pod(runtime_class="c"),
+        node("a", taints=(OS_TAINT,)),
+        {"classes": [RuntimeClass("c", "", (), tolerate_os())]},
+    ),
+    "soft taint": (pod(), node("a", taints=(Taint("x", "", "PreferNoSchedule"),)), {}),
+    "hypervisor, older image": (
+        pod(runtime_class="hv"),
+        node("a", "2025"),
+        {"images": APP_2019, "classes": [HYPERV_2019]},
+    ),
+    "hypervisor, alias": (
+        pod(runtime_class="hv"),
+        node("a", "1903"),
+        {"images": APP_2019, "classes": [runtime_class("hv", "containerd-hyperv-17763")]},
+    ),
+    "containerd, own guest": (
+        pod(runtime_class="own"),
+        node("a", runtime="containerd", handlers=CONTAINERD),
+        {"classes": [HYPERV_OWN]},
+    ),
+    "handlers not told": (
+        pod(runtime_class="hv"),
+        node("a", handlers=None),
+        {"images": APP_2019, "classes": [HYPERV_2019]},
+    ),
+    "custom handler": (
+        pod(runtime_class="c"),
+        node("a", runtime="containerd", handlers=CONTAINERD | {"mine"}),
+        {"classes": [runtime_class("c", "mine")]},
+    ),
+    "host process, single manifest of another build": (
+        pod(host_process=True),
+        node("a", "2025", runtime="containerd", handlers=CONTAINERD),
+        {"images": image("10.0.17763.1", index=False)},
+    ),
+    "node name, past the taint": (pod(node_name="a"), node("a", taints=(OS_TAINT,)), {}),
+    "node name, past the cordon": (pod(node_name="a"), node("a", unschedulable=True), {}),
+    "daemon on a cordoned node": (
+        Pod.from_template({"spec": {"containers": [{"image": "app"}]}}, every_node=True),
+        node("a", unschedulable=True),
+        {},
+    ),
+    "affinity, one of two terms": (
+        pod(affinity=(Term((Requirement("pool", "Exists"),)), FIELDS)),
+        node("b"),
+        {},
+    ),
+    "room": (
+        pod(requests=amounts(memory="1Gi", cpu="1")),
+        node("a", allocatable=amounts(memory="1Gi", cpu="1", pods="1")),
+        {},
+    ),
+    "size unknown": (pod(requests=amounts(memory="900Gi")), node("a"), {}),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_what_should_run_runs(case: str) -> None:
+    asked, where, more = RUNS[case]
+    placement = place(asked, where, **more)
+    assert placement.status is Status.RUNS, placement.verdicts
+    assert placement.node == where.name
+
+
+def test_all_containers_must_fit_the_one_kernel() -> None:
+    images = {"old": APP_2019, "new": APP_2022}
+    placement = place(pod("old", "new"), node("a", "2022"), node("b", "2019"), images=images)
+    assert placement.status is Status.CANNOT_RUN
+    assert causes(placement) == [Cause.BUILD, Cause.BUILD]
+
+
+def test_a_pod_that_runs_somewhere_and_may_be_put_elsewhere_may_fail() -> None:
+    placement = place(pod(), node("good", "2022"), node("bad", "2019"), images=APP_2022)
+    assert placement.status is Status.MAY_FAIL
+    assert placement.node == "good"
+
+
+def test_a_daemon_must_start_on_every_node_it_is_put_on() -> None:
+    daemon = pod(every_node=True)
+    assert place(daemon, node("a", "2019"), images=APP_2022).status is Status.CANNOT_RUN
+    both = place(daemon, node("a", "2019"), node("b", "2022"), images=APP_2022)
+    assert both.status is Status.CANNOT_RUN
+
+
+def test_a_pod_that_only_has_to_wait_is_not_one_that_cannot_run() -> None:
+    full = node("a", allocatable=amounts(memory="8Gi"), allocated=amounts(memory="8Gi"))
+    asked = pod(requests=amounts(memory="1Gi"))
+    assert place(asked, full).status is Status.WAITS
+    assert place(asked, node("a", unschedulable=True)).status is Status.WAITS
+    assert place(asked, replace(full, allocatable=())).status is Status.CANNOT_RUN
+
+
+def test_bound_pods_take_room_with_their_overhead() -> None:
+    bound = pod(node_name="a", requests=amounts(memory="1Gi"), overhead=amounts(memory="200Mi"))
+    (counted, other) = with_allocated([node("a"), node("b")], [bound, bound])
+    assert counted.allocated == amounts(memory="2448Mi", pods="2")
+    assert other.allocated == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "images", "os"),
+    [
+        (pod(os="windows"), {}, "windows"),
+        (pod(node_selector=(("kubernetes.io/os", "linux"),)), {}, "linux"),
+        (pod(runtime_class="hv"), {}, "windows"),
+        (pod(affinity=(Term((Requirement("kubernetes.io/os", "In", ("linux",)),)),)), {}, "linux"),
+        (pod(), {"app": EVERY}, "windows"),
+        (pod(), {"app": linux_image()}, "linux"),
+        (pod(), {}, ""),
+        (pod("a", "b"), {"a": EVERY, "b": linux_image()}, ""),
+    ],
+)
+def test_the_system_a_pod_is_for_is_said_or_seen(
+    asked: Pod, images: dict[str, Image], os: str
+) -> None:
+    assert intended_os(asked, {"hv": HYPERV_2019}, images) == os
+
+
+def test_the_default_nodes_are_what_containerd_makes() -> None:
+    (only,) = default_nodes([parse_build("2019")])
+    assert (only.name, only.build) == ("windows-2019", Build(10, 0, 17763))
+    assert only.handlers == CONTAINERD
+
+
+# What holds for any cluster.
+
+BUILDS = ["2019", "1903", "2022", "23h2", "2025"]
+VERSIONS = [f"{parse_build(b)}.{r}" for b in BUILDS for r in (1, 10, 9)]
+HANDLERS = ["", "docker", "runhcs-wcow-process", "runhcs-wcow-hypervisor", "nobody-knows"] + [
+    f"runhcs-wcow-hypervisor-{parse_build(b).number}" for b in BUILDS
+]
+POOLS = st.sampled_from(["", "x", "y"])
+sizes = st.sampled_from(["1Gi", "2Gi", "4Gi"])
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Node:
+    pool = draw(POOLS)
+    return node(
+        draw(st.text("abc", min_size=1, max_size=3)),
+        draw(st.sampled_from(BUILDS)),
+        labels={"pool": pool} if pool else {},
+        taints=draw(st.sampled_from([(), (OS_TAINT,), (Taint("a", "b", "NoExecute"),)])),
+        unschedulable=draw(st.booleans()),
+        runtime=draw(st.sampled_from(["winpod", "containerd", "docker", ""])),
+        handlers=draw(st.sampled_from([None, CONTAINERD, WINPOD])),
+        allocatable=draw(st.none() | sizes.map(lambda size: amounts(memory=size))),
+        allocated=draw(st.sampled_from([(), amounts(memory="1Gi")])),
+    )
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Pod:
+    pool = draw(POOLS)
+    return pod(
+        *draw(st.sampled_from([("app",), ("app", "second")])),
+        node_selector=(("pool", pool),) if pool else (),
+        affinity=draw(
+            st.sampled_from([None, (Term((Requirement("pool", "NotIn", ("x",)),)),), (FIELDS,)])
+        ),
+        tolerations=draw(st.sampled_from([(), tolerate_os(), (Toleration("", "Exists"),)])),
+        runtime_class=draw(st.sampled_from(["", "c0", "c1"])),
+        node_name=draw(st.sampled_from(["", "", "a"])),
+        requests=draw(st.sampled_from([(), amounts(memory="1Gi"), amounts(memory="3Gi")])),
+        host_process=draw(st.sampled_from([False, False, True])),
+    )
+
+
+@st.composite
+def classes(draw: st.DrawFn) -> list[RuntimeClass]:
+    return [
+        runtime_class(
+            f"c{i}",
+            draw(st.sampled_from(HANDLERS)),
+            draw(st.sampled_from(["", "2022"])),
+            overhead=draw(st.sampled_from([(), amounts(memory="200Mi")])),
+        )
+        for i in range(2)
+    ]
+
+
+@st.composite
+def images(draw: st.DrawFn) -> dict[str, Image]:
+    versions = st.lists(st.sampled_from(VERSIONS), min_size=1, max_size=4, unique=True)
+    return {
+        text: image(*draw(versions), index=draw(st.booleans()))
+        for text in ("app", "second")
+        if draw(st.integers(0, 9))
+    }
+
+
+fleets = st.lists(nodes(), max_size=5, unique_by=lambda n: n.name)
+
+
+@settings(max_examples=300)
+@given(pods(), fleets, classes(), images())
+def test_grouping_changes_nothing(
+    asked: Pod, fleet: list[Node], known: list[RuntimeClass], found: dict[str, Image]
+) -> None:
+    placement = Cluster(fleet, known).place(asked, found)
+    admitted, _ = admit(asked, {c.name: c for c in known})
+    alone = {n.name: judge(admitted, n, found) for n in fleet}
+    grouped = {name: v for v in placement.verdicts for name in v.nodes}
+    assert set(grouped) == set(alone)
+    for name, verdict in grouped.items():
+        assert verdict.outcome is alone[name].outcome
+        told = {r.cause for r in verdict.reasons}
+        assert told == {r.cause for r in alone[name].reasons}
+
+
+@settings(max_examples=300)
+@given(pods(), fleets, classes(), images())
+def test_a_chosen_node_satisfies_every_rule(
+    asked: Pod, fleet: list[Node], known: list[RuntimeClass], found: dict[str, Image]
+) -> None:
+    placement = Cluster(fleet, known).place(asked, found)
+    if not placement.node:
+        return
+    (where,) = [n for n in fleet if n.name == placement.node]
+    chosen = {c.name: c for c in known}.get(asked.runtime_class)
+    labels = dict(where.labels)
+    host = where.build
+    assert host is not None
+    for key, value in (*asked.node_selector, *(chosen.node_selector if chosen else ())):
+        assert labels[key] == value
+    tolerations = asked.tolerations + (chosen.tolerations if chosen else ())
+    for taint in where.taints:
+        ignored = bool(asked.node_name) and taint.effect == "NoSchedule"
+        assert ignored or any(t.tolerates(taint) for t in tolerations)
+    assert not where.unschedulable or asked.node_name or Toleration("", "Exists") in tolerations
+    assert asked.node_name in ("", where.name)
+    name = chosen.handler if chosen else ""
+    handler = find_handler(name)
+    assert handler is not None
+    kernel = handler.kernel(host)
+    assert guest_fits_host(kernel, host)
+    if where.runtime in ("containerd", "docker"):
+        assert kernel == host
+    for text in asked.images:
+        exempt = asked.host_process and not found[text].is_index
+        built = [m.platform.build for m in found[text].manifests]
+        assert exempt or any(b is not None and fits_host(b, kernel) for b in built)
+    free = {k: v - dict(where.allocated).get(k, 0) for k, v in where.allocatable or ()}
+    wanted = dict(asked.requests).get("memory", 0)
+    wanted += dict(chosen.overhead).get("memory", 0) if chosen else 0
+    assert where.allocatable is None or wanted <= free["memory"]
+
+
+@settings(max_examples=300)
+@given(pods(), fleets, nodes(), classes(), images())
+def test_adding_a_node_never_makes_a_placed_pod_unplaceable(
+    asked: Pod,
+    fleet: list[Node],
+    more: Node,
+    known: list[RuntimeClass],
+    found: dict[str, Image],
+) -> None:
+    before = Cluster(fleet, known).place(asked, found)
+    after = Cluster([*fleet, replace(more, name="new")], known).place(asked, found)
+    if before.node:
+        assert after.node
+        assert after.status in (Status.RUNS, Status.MAY_FAIL)
