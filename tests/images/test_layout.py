@@ -1,0 +1,222 @@
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tarfile
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from tests.images.samples import LINUX, index, single, stored, windows
+
+from winpod.images import layout as layout_module
+from winpod.images.errors import BadContent, ImageNotFound
+from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout, write_image
+from winpod.images.manifests import Bundle
+from winpod.images.references import parse_reference
+from winpod.windows.errors import InvalidInput
+
+V2019, V2022 = windows("10.0.17763.805"), windows("10.0.20348.2113")
+
+
+async def builds(path: Path, name: str) -> tuple[str, ...]:
+    with contextlib.closing(open_layout(path)) as layout:
+        return (await layout.describe(name, layout.named(name))).builds()
+
+
+def archive(directory: Path, target: Path, mode: str = "w") -> Path:
+    with tarfile.open(target, mode) as tar:  # type: ignore[call-overload]
+        tar.add(directory, arcname=".")
+    return target
+
+
+async def test_an_image_is_found_by_any_spelling_of_its_name(tmp_path: Path) -> None:
+    write_image(tmp_path, "user/app:1", index(V2019, V2022))
+    for name in ("user/app:1", "docker.io/user/app:1", ""):
+        assert await builds(tmp_path, name) == ("10.0.17763.805", "10.0.20348.2113")
+    layout = open_layout(tmp_path)
+    assert layout.find(parse_reference("user/app:1"))
+    assert layout.find(parse_reference("user/app:2")) is None
+
+
+async def test_a_digest_is_found_under_any_name(tmp_path: Path) -> None:
+    bundle = index(V2019, V2022)
+    write_image(tmp_path, "app:1", bundle)
+    layout = open_layout(tmp_path)
+    for descriptor, _ in bundle.manifests:
+        found = layout.find(parse_reference(f"other/name@{descriptor.digest}"))
+        assert found
+        assert (await layout.describe("x", found)).digest == descriptor.digest
+    assert layout.find(parse_reference("app@sha256:" + "0" * 64)) is None
+
+
+async def test_a_name_is_replaced_and_others_stay(tmp_path: Path) -> None:
+    write_image(tmp_path, "app:1", single(V2019))
+    write_image(tmp_path, "other", single(LINUX))
+    write_image(tmp_path, "docker.io/library/app:1", single(V2022))
+    assert await builds(tmp_path, "app:1") == ("10.0.20348.2113",)
+    assert open_layout(tmp_path).names == ("docker.io/library/app:1", "other")
+
+
+async def test_a_bare_tag_is_a_name_only_within_its_layout(tmp_path: Path) -> None:
+    write_image(tmp_path, "", single(V2019))
+    document = json.loads((tmp_path / "index.json").read_text())
+    document["manifests"][0]["annotations"] = {SHORT_NAME: "v1"}
+    (tmp_path / "index.json").write_text(json.dumps(document))
+    assert await builds(tmp_path, "v1") == ("10.0.17763.805",)
+    assert open_layout(tmp_path).find(parse_reference("v1")) is None
+
+
+def test_without_a_name_there_must_be_one_image(tmp_path: Path) -> None:
+    write_image(tmp_path, "a", single(V2019))
+    write_image(tmp_path, "b", single(V2022))
+    layout = open_layout(tmp_path)
+    with pytest.raises(InvalidInput, match=r"several images.*a, b"):
+        layout.named("")
+    with pytest.raises(ImageNotFound, match=r"no image.*It has: a, b"):
+        layout.named("c")
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+async def test_archives_read_like_directories(tmp_path: Path, mode: str) -> None:
+    write_image(tmp_path / "layout", "app:1", index(V2019, V2022))
+    path = archive(tmp_path / "layout", tmp_path / "layout.tar", mode)
+    assert await builds(path, "app:1") == ("10.0.17763.805", "10.0.20348.2113")
+
+
+async def test_the_older_docker_save_form_is_read(tmp_path: Path) -> None:
+    _, config = stored("", {"os": "windows", "architecture": "amd64", "os.version": "10.0.17763.1"})
+    listed = [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": ["l/layer.tar"]}]
+    files = {"manifest.json": json.dumps(listed).encode(), "c.json": config, "l/layer.tar": b"12"}
+    path = tmp_path / "save.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    layout = open_layout(path)
+    entry = layout.find(parse_reference("app:1"))
+    assert entry
+    image = await layout.describe("app:1", entry)
+    assert image.builds() == ("10.0.17763.1",)
+    assert image.manifests[0].size == len(config) + 2
+
+
+def test_what_is_no_layout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not exist"):
+        open_layout(tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match="no oci-layout"):
+        open_layout(tmp_path)
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InvalidInput, match="not a tar archive"):
+        open_layout(tmp_path / "file")
+    empty = archive(tmp_path, tmp_path.parent / "other.tar")
+    with pytest.raises(InvalidInput, match="not of images"):
+        open_layout(empty)
+    with pytest.raises(InvalidInput, match="not empty and not an OCI layout"):
+        write_image(tmp_path, "app", single(V2019))
+
+
+async def test_a_damaged_blob_is_detected(tmp_path: Path) -> None:
+    bundle = single(V2019)
+    write_image(tmp_path, "app", bundle)
+    blob = tmp_path / "blobs" / bundle.root.digest.replace(":", "/")
+    blob.write_bytes(b" " * bundle.root.size)
+    with pytest.raises(BadContent, match="damaged"):
+        await builds(tmp_path, "app")
+    blob.unlink()
+    with pytest.raises(ImageNotFound, match="incomplete"):
+        await builds(tmp_path, "app")
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        write_image(tmp_path / "file" / "layout", "app", single(V2019))
+
+
+def whole_images(path: Path) -> set[str]:
+    """The names in a layout, after checking that all they point to is there and sound."""
+    layout = open_layout(path)
+    for name in layout.names:
+        _check_blobs(path, layout.named(name).digest)
+    return set(layout.names)
+
+
+def _check_blobs(path: Path, digest: str) -> None:
+    _, data = stored("", (path / "blobs" / digest.replace(":", "/")).read_bytes())
+    assert stored("", data)[0].digest == digest
+    if data.startswith(b"{"):
+        document = json.loads(data)
+        for entry in (*document.get("manifests", ()), *document.get("layers", ())):
+            _check_blobs(path, entry["digest"])
+
+
+def _die_at_line(number: int, path: Path, bundle: Bundle) -> None:
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal lines
+        if frame.f_code.co_filename != layout_module.__file__:
+            return None
+        lines += event == "line"
+        if lines == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+    write_image(path, "new", bundle)
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new-layout", "existing-layout"])
+def test_a_writer_killed_at_any_line_leaves_whole_images(tmp_path: Path, exists: bool) -> None:
+    fork = multiprocessing.get_context("fork")
+    bundle = index(V2019, V2022)
+    for number in range(1, 1000):
+        path = tmp_path / str(number)
+        if exists:
+            write_image(path, "old", single(LINUX))
+        process = fork.Process(target=_die_at_line, args=(number, path, bundle))
+        process.start()
+        process.join()
+        before = {"old"} if exists else set()
+        if (path / "oci-layout").exists():
+            assert whole_images(path) in (before, before | {"new"})
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        write_image(path, "new", bundle)
+        assert whole_images(path) == before | {"new"}
+        assert not list(path.glob(".tmp-*"))
+    else:
+        pytest.fail("the writer never came to its end")
+    assert number > 50
+
+
+def _write_many(path: Path, number: int) -> None:
+    for i in range(5):
+        write_image(path, f"app-{number}-{i}", single(windows(f"10.0.20348.{number}")))
+
+
+def test_writers_in_several_processes_lose_nothing(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_write_many, args=(tmp_path, n)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert len(whole_images(tmp_path)) == 20
+
+
+def test_the_names_written_are_those_that_other_tools_read(tmp_path: Path) -> None:
+    write_image(tmp_path, "user/app:1", single(V2019))
+    document = json.loads((tmp_path / "index.json").read_text())
+    assert document["manifests"][0]["annotations"] == {
+        FULL_NAME: "docker.io/user/app:1",
+        SHORT_NAME: "user/app:1",
+    }
+    assert isinstance(open_layout(tmp_path), Layout)
