@@ -81,6 +81,11 @@ def test_ids_are_unique_and_are_slugs() -> None:
     assert all(name.removeprefix("pod-api/").replace("-", "").isalnum() for name in found)
 
 
+def test_rows_and_findings_can_be_collected_in_sets() -> None:
+    assert len(set(FIELD_RULES)) == len(FIELD_RULES)
+    assert len({*lint_pod({"hostPID": True}), *lint_pod({"hostPID": True})}) == 1
+
+
 def test_no_two_rows_have_the_same_field_and_condition() -> None:
     pairs = [(path, rule.when.words) for rule in FIELD_RULES for path in rule.fields]
     assert len(pairs) == len(set(pairs))

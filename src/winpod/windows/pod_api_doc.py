@@ -17,8 +17,8 @@ How to read a row:
   they have the field.
 - **When** is the value the row is about. Other values behave as on Linux.
 - **os: windows** is what happens where the pod states `spec.os.name: windows`, **no os** where it
-  does not. The API server looks at Linux fields only in the first case; in the second it takes
-  them, and the node meets them.
+  does not. From Kubernetes 1.24 on, the API server refuses Linux fields in the first case; in the
+  second it takes them, and the node meets them.
 - **Since** is the Kubernetes version or the Windows build with which this begins.
 
 | word | meaning | `winpod check` |

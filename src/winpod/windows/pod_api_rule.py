@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from enum import StrEnum
 from typing import Any
 
@@ -64,7 +65,7 @@ class FieldRule:
     os_unstated: Behaviour
     what: str
     instead: str
-    example: Mapping[str, Any]
+    example: Mapping[str, Any] = attribute(hash=False)
     also: tuple[str, ...] = ()
     since_kubernetes: tuple[int, int] | None = None
     since_build: Build | None = None

@@ -239,8 +239,8 @@ _SECURITY_ROWS = (
         when.TRUE,
         _WORKS,
         _WORKS,
-        "The container is a job on the node itself: the node's network, files and accounts, and "
-        "an image of any build. Needs containerd 1.6 or newer.",
+        "The container is a job on the node itself, with the node's network, files and accounts; "
+        "its image's build is not held against the node's. Needs containerd 1.6 or newer.",
         "",
         _host_process(),
         also=(f"{_WINDOWS}.hostProcess",),
@@ -418,7 +418,7 @@ _NAMESPACE_ROWS = (
         _REJECTED,
         _IGNORED,
         "User namespaces are part of Linux.",
-        "Leave it out; a hypervisor RuntimeClass isolates more than a user namespace does.",
+        "Leave it out; a hypervisor RuntimeClass sets a Windows pod apart from its node.",
         _pod(hostUsers=False),
         since_kubernetes=(1, 25),
     ),
@@ -433,6 +433,7 @@ _NAMESPACE_ROWS = (
         "Leave it out.",
         _pod(hostUsers=True),
         since_kubernetes=(1, 25),
+        before=_WORKS,
     ),
     _row(
         "share-process-namespace",
@@ -665,7 +666,7 @@ _VOLUME_ROWS = (
         _DIFFERS,
         "The file does not become the property of the container's user; every user of the "
         "container that the inherited ACL lets in can read it.",
-        "Nothing; give pods that must not share a token service accounts of their own.",
+        "Give pods that must not share a token service accounts of their own.",
         {
             **_mounted({"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}),
             "serviceAccountName": "default",
@@ -745,7 +746,7 @@ _VOLUME_ROWS = (
         when.IN_HOST_PROCESS,
         _WORKS,
         _WORKS,
-        "The mount is at its `mountPath` where the node has the bind filter, and containerd is 1.7 "
+        "The mount is at its `mountPath` where the node has the bind filter and containerd 1.7 "
         "or newer; without them it is only under `%CONTAINER_SANDBOX_MOUNT_POINT%`.",
         "Reach it through `%CONTAINER_SANDBOX_MOUNT_POINT%`, which holds on every build.",
         {
@@ -790,6 +791,7 @@ _VOLUME_ROWS = (
         "Write `readOnly: true` alone.",
         _mounted({"emptyDir": {}}, readOnly=True, recursiveReadOnly="IfPossible"),
         since_kubernetes=(1, 31),
+        before=_WORKS,
     ),
     _row(
         "mount-propagation",
@@ -881,7 +883,7 @@ _VOLUME_ROWS = (
         when.one_of("BlockDevice", "CharDevice"),
         _FAILS,
         _FAILS,
-        "No file on a Windows node is a device, so the type check fails.",
+        "Files on a Windows node are not devices, so the type check fails.",
         "Take devices from a device plugin, in `resources.limits`.",
         _mounted({"hostPath": {"path": "C:\\data", "type": "BlockDevice"}}),
     ),
@@ -1019,6 +1021,7 @@ _VOLUME_ROWS = (
         "The CSI driver must have a node plugin for Windows, and the disk a Windows file system.",
         "",
         _mounted({"persistentVolumeClaim": {"claimName": "data"}}),
+        also=(f"{_VOLUMES}.csi", f"{_VOLUMES}.ephemeral"),
     ),
     _row(
         "image-volume",
@@ -1027,12 +1030,11 @@ _VOLUME_ROWS = (
         when.SET,
         _DIFFERS,
         _DIFFERS,
-        "The image must have a manifest for the node's Windows, and no upstream test covers the "
-        "mount on Windows.",
+        "On by default since Kubernetes 1.35. The image must have a manifest for the node's "
+        "Windows, and no upstream test covers the mount on Windows.",
         "Try it on your nodes first, or copy the files in an init container.",
         _mounted({"image": {"reference": "registry.example.com/model:1"}}),
         notable=True,
-        since_kubernetes=(1, 35),
     ),
 )
 
@@ -1059,8 +1061,8 @@ _RESOURCE_ROWS = (
         _DIFFERS,
         _DIFFERS,
         "It is a hard cap, a share of all the node's processors in steps of 0.01 %, also while "
-        "they are idle. CPUs of its own need the gate WindowsCPUAndMemoryAffinity, alpha since "
-        "1.32.",
+        "they are idle. CPUs of its own and NUMA alignment need the gate "
+        "WindowsCPUAndMemoryAffinity, alpha since 1.32.",
         "Leave room above what the program needs on average.",
         _app(resources={"limits": {"cpu": "1"}}),
     ),
@@ -1315,8 +1317,7 @@ _LIFECYCLE_ROWS = (
         when.SET,
         _WORKS,
         _WORKS,
-        "Each run starts a process in the container; there is no shell around it, and a start "
-        "costs more than on Linux.",
+        "Each run starts a process in the container, with no shell around it.",
         "Prefer `httpGet`, `tcpSocket` or `grpc` where the program offers it.",
         _app(livenessProbe={"exec": {"command": ["cmd", "/c", "exit 0"]}}),
         also=tuple(f"spec.containers[*].{probe}.exec" for probe in _PROBES[1:]),
