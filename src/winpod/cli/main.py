@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from winpod import __version__
-from winpod.cli import image
+from winpod.cli import check, image
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("check")(check.command)
 app.add_typer(image.app, name="image")
 
 

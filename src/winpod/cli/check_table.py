@@ -1,0 +1,135 @@
+"""A check's report for people: a line for each workload and node, reasons and advice under it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+
+from winpod.cluster.check import Checked, Problem, Report, name_nodes
+from winpod.windows.verdicts import Outcome, Reason, Status, Verdict
+
+Line = list[tuple[str, str]]
+"""Pieces of text, each with its style."""
+
+_STATUS_STYLES = {
+    Status.RUNS: "bold green",
+    Status.MAY_FAIL: "bold yellow",
+    Status.WAITS: "bold yellow",
+    Status.UNKNOWN: "bold yellow",
+    Status.CANNOT_RUN: "bold red",
+    Status.NOT_WINDOWS: "dim",
+}
+_OUTCOME_STYLES = {
+    Outcome.RUNS: "green",
+    Outcome.FAILS: "red",
+    Outcome.BLOCKED: "yellow",
+    Outcome.UNKNOWN: "yellow",
+}
+_SEVERITY_STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def say(word: str) -> str:
+    return word.replace("-", " ")
+
+
+def print_table(report: Report) -> None:
+    lines = _lines(report)
+    if not sys.stdout.isatty():
+        for line in lines:
+            print("".join(text for text, _ in line).rstrip())
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def _lines(report: Report) -> Iterator[Line]:
+    for checked in report.checked:
+        yield from _workload(checked)
+        yield []
+    for note in report.notes:
+        yield [("note: ", "cyan"), (note, "")]
+    yield _summary(report)
+
+
+def _workload(checked: Checked) -> Iterator[Line]:
+    workload = checked.workload
+    yield [
+        (str(workload), "bold"),
+        (f"  {workload.origin.file}:{workload.origin.line()}  ", "dim"),
+        (say(checked.status), _STATUS_STYLES[checked.status]),
+    ]
+    if checked.placement is not None:
+        for refusal in checked.placement.refusals:
+            yield _reason(refusal)
+        rows = [_columns(verdict) for verdict in checked.placement.verdicts]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for verdict, row in zip(checked.placement.verdicts, rows, strict=True):
+            yield _verdict(verdict, row, widths)
+            for reason in verdict.reasons:
+                yield _reason(reason)
+    for problem in checked.problems:
+        yield _problem(checked, problem)
+        if problem.instead:
+            yield [("      instead: ", "dim"), (problem.instead, "")]
+    for advice in checked.advice:
+        yield [("  → ", "bold cyan"), (advice, "")]
+
+
+def _columns(verdict: Verdict) -> tuple[str, ...]:
+    builds = dict.fromkeys(m.platform.os_version or "any" for _, m in verdict.manifests)
+    return (
+        name_nodes(verdict.nodes),
+        verdict.outcome,
+        verdict.isolation or "-",
+        verdict.kernel.describe() if verdict.kernel else "-",
+        f"image {', '.join(builds)}" if builds else "",
+    )
+
+
+def _verdict(verdict: Verdict, row: tuple[str, ...], widths: list[int]) -> Line:
+    nodes, outcome, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    return [
+        (f"  {nodes}  ", ""),
+        (outcome, _OUTCOME_STYLES[verdict.outcome]),
+        ("  " + "  ".join(rest), "dim"),
+    ]
+
+
+def _reason(reason: Reason) -> Line:
+    line = [(f"      {reason.sentence}", "")]
+    if reason.symptom:
+        line.append((f"  [{reason.symptom}]", "dim"))
+    return line
+
+
+def _problem(checked: Checked, problem: Problem) -> Line:
+    line = checked.workload.origin.line(problem.path)
+    return [
+        (f"  {problem.severity}", _SEVERITY_STYLES[problem.severity]),
+        (f" line {line}: ", "dim"),
+        (problem.sentence, ""),
+    ]
+
+
+def _summary(report: Report) -> Line:
+    counts = report.counts()
+    return [
+        (f"{len(report.checked)} checked", "bold"),
+        (f" against {len(report.cluster.nodes)} nodes: ", ""),
+        *_joined(
+            (f"{counts[status]} {say(status)}", _STATUS_STYLES[status])
+            for status in Status
+            if counts[status]
+        ),
+    ]
+
+
+def _joined(pieces: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for index, piece in enumerate(pieces):
+        if index:
+            yield (", ", "")
+        yield piece
