@@ -57,7 +57,18 @@ def test_normalising_twice_changes_nothing(path: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    "CON nul Aux.txt COM1 com9.tar.gz LPT0 COM¹ lpt³.x CONIN$ conout$.log".split(),
+    [
+        "CON",
+        "nul",
+        "Aux.txt",
+        "COM1",
+        "com9.tar.gz",
+        "LPT0",
+        "COM¹",
+        "lpt³.x",
+        "CONIN$",
+        "conout$.log",
+    ],
 )
 def test_device_names_are_no_file_names(name: str) -> None:
     for spelling in (name, f"{name} .txt"):

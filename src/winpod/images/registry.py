@@ -87,6 +87,7 @@ class Registry:
         *,
         roots: Sequence[Path] | None = None,
         answer_seconds: float = 30.0,
+        first_wait: float = FIRST_WAIT,
         connections: int = 32,
     ) -> None:
         self._roots = default_roots() if roots is None else tuple(roots)
@@ -96,6 +97,7 @@ class Registry:
             sock_read=answer_seconds,
         )
         self._connections = connections
+        self.first_wait = first_wait
         self._hosts: dict[str, tuple[Host, ...]] = {}
         self._contexts: dict[Host, ssl.SSLContext] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -233,12 +235,12 @@ class Repository:
                 return await attempt(host)
             except Passing as passing:
                 self.trouble = passing.error
+                backoff = self._registry.first_wait * 2**number * _RANDOM.uniform(0.5, 1.0)
                 number += 1
                 if number >= passing.attempts or passing.wait > LONGEST_WAIT:
                     if isinstance(passing, _NotReached):
                         self._registry.unreachable[host.origin] = passing.error
                     raise passing.error from None
-                backoff = FIRST_WAIT * 2**number * _RANDOM.uniform(0.5, 1.0)
                 await asyncio.sleep(max(passing.wait, min(backoff, LONGEST_WAIT)))
 
     @asynccontextmanager
