@@ -6,41 +6,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
 from tests.e2e.controlplane.build import kubernetes_version
 from tests.e2e.controlplane.processes import ServerProcess, StartFailed
-
-WINDOWS_LABELS = {
-    "kubernetes.io/os": "windows",
-    "kubernetes.io/arch": "amd64",
-    "node.kubernetes.io/windows-build": "10.0.17763",
-}
-WINDOWS_TAINT = {"key": "os", "value": "windows", "effect": "NoSchedule"}
-
-
-def node(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": WINDOWS_LABELS | {"kubernetes.io/hostname": name}},
-        "spec": {"taints": [WINDOWS_TAINT]},
-    }
-
-
-def runtime_class(name: str, handler: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "node.k8s.io/v1",
-        "kind": "RuntimeClass",
-        "metadata": {"name": name},
-        "handler": handler,
-        "scheduling": {
-            "nodeSelector": WINDOWS_LABELS,
-            "tolerations": [WINDOWS_TAINT | {"operator": "Equal"}],
-        },
-    }
+from tests.e2e.objects import (
+    BUILD_2019,
+    BUILD_2022,
+    HYPERVISOR,
+    PROCESS,
+    ROOM,
+    TAINT,
+    pod,
+    pods_path,
+    runtime_class,
+    scheduled_to,
+    windows_labels,
+    windows_node,
+)
 
 
 def eventually(holds: Callable[[], bool], *, within: float = 30) -> None:
@@ -58,61 +42,49 @@ def test_server_and_kubectl_are_the_pinned_version(control_plane: ControlPlane) 
 
 def test_keeps_a_namespace_a_windows_node_and_a_runtime_class(control_plane: ControlPlane) -> None:
     control_plane.create_namespace("kept")
-    control_plane.apply(node("kept-win"), runtime_class("kept-2019", "runhcs-wcow-process"))
+    control_plane.apply(
+        windows_node("kept-win", BUILD_2019), runtime_class("kept-2019", PROCESS, BUILD_2019)
+    )
 
     namespace = json.loads(control_plane.kubectl("get", "namespace", "kept", "-o", "json"))
     assert namespace["status"]["phase"] == "Active"
-    kept = json.loads(control_plane.kubectl("get", "node", "kept-win", "-o", "json"))
-    assert kept["metadata"]["labels"].items() >= WINDOWS_LABELS.items()
-    assert WINDOWS_TAINT in kept["spec"]["taints"]
+    node = json.loads(control_plane.kubectl("get", "node", "kept-win", "-o", "json"))
+    assert node["metadata"]["labels"].items() >= windows_labels(BUILD_2019).items()
+    assert TAINT in node["spec"]["taints"]
     kept = json.loads(control_plane.kubectl("get", "runtimeclass", "kept-2019", "-o", "json"))
-    assert kept["handler"] == "runhcs-wcow-process"
-    assert kept["scheduling"]["nodeSelector"] == WINDOWS_LABELS
+    assert kept["handler"] == PROCESS
+    assert kept["scheduling"]["nodeSelector"] == windows_labels(BUILD_2019)
 
 
 def test_status_is_written_to_the_status_subresource(control_plane: ControlPlane) -> None:
-    handlers = [{"name": "runhcs-wcow-process"}, {"name": "runhcs-wcow-hypervisor"}]
-    status = {"runtimeHandlers": handlers, "capacity": {"cpu": "4", "memory": "8Gi"}}
-    control_plane.apply(node("status-win") | {"status": status})
-    kept = json.loads(control_plane.kubectl("get", "node", "status-win", "-o", "json"))["status"]
-    assert [handler["name"] for handler in kept["runtimeHandlers"]] == [
-        "runhcs-wcow-process",
-        "runhcs-wcow-hypervisor",
-    ]
-    assert kept["capacity"] == {"cpu": "4", "memory": "8Gi"}
+    node = windows_node("status-win", BUILD_2022, handlers=(PROCESS, HYPERVISOR))
+    control_plane.apply(node)
+    status = json.loads(control_plane.kubectl("get", "node", "status-win", "-o", "json"))["status"]
+    assert [handler["name"] for handler in status["runtimeHandlers"]] == [PROCESS, HYPERVISOR]
+    assert status["capacity"] == ROOM
+    assert status["nodeInfo"]["kernelVersion"] == f"{BUILD_2022}.1"
 
 
 def test_runtime_class_admission_and_the_scheduler_place_a_pod(
     control_plane: ControlPlane,
 ) -> None:
     control_plane.create_namespace("placed")
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
-    room = {"cpu": "4", "memory": "8Gi", "pods": "10"}
-    status = {"conditions": [ready], "capacity": room, "allocatable": room}
-    labels = WINDOWS_LABELS | {"placed": "here"}
-    here = node("placed-win") | {"status": status}
-    here["metadata"]["labels"] = labels
-    only_here = runtime_class("placed-2019", "runhcs-wcow-process")
-    only_here["scheduling"]["nodeSelector"] = {"placed": "here"}
-    control_plane.apply(here, only_here)
+    here = {"placed": "here"}
+    only_here = runtime_class("placed", PROCESS, BUILD_2019)
+    only_here["scheduling"]["nodeSelector"] = here
+    control_plane.apply(windows_node("placed-win", BUILD_2019, labels=here), only_here)
     container = {"name": "main", "image": "example.test/app:1"}
-    spec = {"runtimeClassName": "placed-2019", "containers": [container]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "app"}, "spec": spec}
+    spec = {"runtimeClassName": "placed", "containers": [container]}
 
-    created = control_plane.request("POST", "/api/v1/namespaces/placed/pods", pod)
+    created = control_plane.request("POST", pods_path("placed"), pod("app", "placed", spec))
 
     assert created.status == 201, created.message
-    assert created.body["spec"]["nodeSelector"] == {"placed": "here"}
-
-    def bound() -> bool:
-        answer = control_plane.request("GET", "/api/v1/namespaces/placed/pods/app")
-        return bool(answer.body["spec"].get("nodeName") == "placed-win")
-
-    eventually(bound)
+    assert created.body["spec"]["nodeSelector"] == here
+    eventually(lambda: scheduled_to(control_plane, "placed", "app") == "placed-win")
 
 
 def test_a_nodes_own_kubeconfig_may_change_only_that_node(control_plane: ControlPlane) -> None:
-    control_plane.apply(node("own-win"), node("other-win"))
+    control_plane.apply(windows_node("own-win", BUILD_2019), windows_node("other-win", BUILD_2019))
     kubeconfig = control_plane.kubeconfig_for("system:node:own-win", "system:nodes")
     as_node = ("--kubeconfig", str(kubeconfig))
     control_plane.kubectl("label", "node", "own-win", "node.kubernetes.io/x=y", *as_node)
