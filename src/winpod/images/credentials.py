@@ -101,12 +101,11 @@ def read_docker_config() -> DockerConfig | None:
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from None
     config = _object(data, str(path))
-    helpers = config.get("credHelpers") or {}
-    store = config.get("credsStore") or ""
+    helpers, store = _known(config, "credHelpers", {}), _known(config, "credsStore", "")
     if not isinstance(helpers, dict) or not isinstance(store, str):
         raise InvalidInput(f'In {path}, "credHelpers" must be an object and "credsStore" text.')
     names = {str(key): str(value) for key, value in helpers.items()}
-    return DockerConfig(path, _keyring(config.get("auths") or {}, str(path)), names, store)
+    return DockerConfig(path, _keyring(_known(config, "auths", {}), str(path)), names, store)
 
 
 def read_pull_secret(secret: Mapping[str, Any]) -> Keyring:
@@ -115,7 +114,7 @@ def read_pull_secret(secret: Mapping[str, Any]) -> Keyring:
     kind = secret.get("type")
     if kind == "kubernetes.io/dockerconfigjson":
         config = _object(_secret_value(secret, ".dockerconfigjson", name), name)
-        return _keyring(config.get("auths") or {}, name)
+        return _keyring(_known(config, "auths", {}), name)
     if kind == "kubernetes.io/dockercfg":
         return _keyring(_object(_secret_value(secret, ".dockercfg", name), name), name)
     return Keyring(())
@@ -149,6 +148,10 @@ def _object(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidInput(f"{name} is JSON, but not an object.")
     return value
+
+
+def _known(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    return default if config.get(key) is None else config[key]
 
 
 def _keyring(auths: object, name: str) -> Keyring:

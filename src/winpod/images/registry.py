@@ -267,6 +267,8 @@ class Repository:
                 response.release()
                 answer = await self._authorizer.answer(host, actions, challenges, known)
                 response = await self._follow(host, method, url, headers or {}, body, answer)
+                if response.status == 401 and answer.startswith("Basic "):
+                    await self._authorizer.answer(host, actions, challenges, answer)
             if response.status not in accepted:
                 raise await self._refusal(host, method, url, path, response)
             try:

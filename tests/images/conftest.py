@@ -1,0 +1,9 @@
+from tests.images.registries import (
+    basic_registry,
+    home,
+    registry,
+    tls_registry,
+    token_registry,
+)
+
+__all__ = ["basic_registry", "home", "registry", "tls_registry", "token_registry"]
