@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.objects import (
@@ -53,6 +53,7 @@ NODES = [
     ),
     linux_node("linux"),
 ]
+NAMES = [node["metadata"]["name"] for node in NODES]
 OVERHEAD = {"podFixed": {"cpu": "250m", "memory": "700Mi"}}
 CLASSES = [
     runtime_class("windows-2019", PROCESS, BUILD_2019),
@@ -96,6 +97,7 @@ selectors = sparse(
         "node.kubernetes.io/windows-build": st.sampled_from([BUILD_2019, BUILD_2022]),
     },
 )
+one_node = st.sampled_from([{"kubernetes.io/hostname": name} for name in NAMES])
 tolerations = st.one_of(
     st.just(TAINT | {"operator": "Equal"}),
     st.just({"key": "os", "operator": "Exists", "effect": "NoExecute"}),
@@ -126,7 +128,7 @@ expressions = st.one_of(
 fields = st.builds(
     lambda operator, name: {"key": "metadata.name", "operator": operator, "values": [name]},
     st.sampled_from(["In", "NotIn"]),
-    st.sampled_from([node["metadata"]["name"] for node in NODES]),
+    st.sampled_from(NAMES),
 )
 terms = sparse(
     matchExpressions=st.lists(expressions, max_size=2), matchFields=st.lists(fields, max_size=1)
@@ -158,7 +160,7 @@ specs = st.fixed_dictionaries(
     {"containers": containers("main", 1)},
     optional={
         "initContainers": st.builds(restarting, containers("first", 1), st.booleans()),
-        "nodeSelector": selectors,
+        "nodeSelector": st.one_of(one_node, one_node, selectors),
         "tolerations": st.lists(tolerations, max_size=3),
         "affinity": affinities,
         "runtimeClassName": st.sampled_from([c["metadata"]["name"] for c in CLASSES]),
@@ -187,6 +189,17 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         yield Both(real, Cluster(live.nodes, live.classes))
 
 
+ONLY_WITH_OVERHEAD_TOO_LARGE = {
+    "runtimeClassName": "windows-2022-heavy",
+    "nodeSelector": {"kubernetes.io/hostname": "small"},
+    "containers": [
+        {
+            "name": "main",
+            "image": "example.test/app:1",
+            "resources": {"requests": {"cpu": "0.5"}},
+        }
+    ],
+}
 numbers = count()
 
 
@@ -196,6 +209,7 @@ numbers = count()
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+@example(spec=ONLY_WITH_OVERHEAD_TOO_LARGE)
 @given(spec=specs)
 def test_the_scheduler_binds_where_placement_allows_and_nowhere_else(
     both: Both, spec: dict[str, Any]
