@@ -62,6 +62,17 @@ CASES: dict[str, tuple[Pod, list[Node], Image, list[RuntimeClass], list[str]]] =
             "app has no build 10.0.20348; it has 10.0.17763.805"
         ],
     ),
+    "older image, and containerd's guest": (
+        pod(runtime_class="c"),
+        [node("a", runtime="containerd", handlers=None)],
+        APP_2019,
+        [runtime_class("c", "runhcs-wcow-hypervisor-17763")],
+        [
+            "remove runtimeClassName",
+            "use an image for windows/amd64 10.0.20348 (Windows Server 2022): "
+            "app has no build 10.0.20348; it has 10.0.17763.805",
+        ],
+    ),
     "newer image": (
         pod(),
         [node("a", "2019")],
@@ -86,11 +97,18 @@ CASES: dict[str, tuple[Pod, list[Node], Image, list[RuntimeClass], list[str]]] =
         [],
         ["remove nodeSelector pool"],
     ),
-    "class without such a label": (
+    "class for other nodes": (
         pod(runtime_class="c"),
         [node("a", "2022")],
         APP_2022,
         [runtime_class("c", "runhcs-wcow-process", "2019")],
+        ["remove runtimeClassName"],
+    ),
+    "class for other nodes, and needed": (
+        pod(runtime_class="c"),
+        [node("a", "2022")],
+        APP_2019,
+        [runtime_class("c", "runhcs-wcow-hypervisor-17763", "2019")],
         [
             'set node.kubernetes.io/windows-build to "10.0.20348" in the nodeSelector of '
             "RuntimeClass c"

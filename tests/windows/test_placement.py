@@ -257,7 +257,7 @@ CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
         {},
         Outcome.BLOCKED,
         Cause.SELECTOR,
-        "nodeSelector wants kubernetes.io/os=linux; the node has windows",
+        "nodeSelector wants kubernetes.io/os=linux",
     ),
     "node selector, no label": (
         pod(node_selector=(("pool", "x"),)),
@@ -265,7 +265,7 @@ CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
         {},
         Outcome.BLOCKED,
         Cause.SELECTOR,
-        "nodeSelector wants pool=x; the node has no such label",
+        "nodeSelector wants pool=x",
     ),
     "class selector": (
         pod(runtime_class="c"),
@@ -273,7 +273,7 @@ CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
         {"classes": [runtime_class("c", "runhcs-wcow-process", "2019")]},
         Outcome.BLOCKED,
         Cause.SELECTOR,
-        "RuntimeClass c wants node.kubernetes.io/windows-build=10.0.17763; the node has 10.0.20348",
+        "RuntimeClass c wants node.kubernetes.io/windows-build=10.0.17763",
     ),
     "affinity": (
         pod(affinity=(Term((Requirement("pool", "In", ("x", "y")),)),)),

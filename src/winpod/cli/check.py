@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.check_json import to_json
+from winpod.cli.check_json import json_lines
 from winpod.cli.check_sarif import to_sarif
 from winpod.cli.check_table import print_table
 from winpod.cluster.check import Fleet, Report, check, default_fleet
@@ -72,7 +72,8 @@ def command(
         case Output.TABLE:
             print_table(report)
         case Output.JSON:
-            print(json.dumps(to_json(report), indent=2))
+            for line in json_lines(report):
+                print(line)
         case Output.SARIF:
             print(json.dumps(to_sarif(report), indent=2))
     raise typer.Exit(0 if report.is_good(strict=strict) else 1)

@@ -1,7 +1,12 @@
-"""A check's report for programs; docs/check.schema.json describes it."""
+"""A check's report for programs; docs/check.schema.json describes it.
+
+Written as it is made, a node or a workload a line: a report of thousands is long.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from winpod.cluster.check import Checked, Report
@@ -11,15 +16,23 @@ from winpod.windows.verdicts import Reason, Status, Verdict
 SCHEMA = "winpod.dev/check/v1"
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def json_lines(report: Report) -> Iterator[str]:
     counts = report.counts()
-    return {
-        "schema": SCHEMA,
-        "summary": {status.value: counts[status] for status in Status},
-        "notes": list(report.notes),
-        "nodes": [_node(node) for node in report.cluster.nodes],
-        "workloads": [_workload(checked) for checked in report.checked],
-    }
+    yield f'{{"schema": {json.dumps(SCHEMA)},'
+    yield f' "summary": {json.dumps({status.value: counts[status] for status in Status})},'
+    yield f' "notes": {json.dumps(list(report.notes))},'
+    yield ' "nodes": ['
+    yield from _separated(_node(node) for node in report.cluster.nodes)
+    yield ' ], "workloads": ['
+    yield from _separated(_workload(checked) for checked in report.checked)
+    yield " ]}"
+
+
+def _separated(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
+    comma = ""
+    for obj in objects:
+        yield f"  {comma}{json.dumps(obj)}"
+        comma = ","
 
 
 def _node(node: Node) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def _parse_yaml(file: str, text: str, is_listed: bool) -> Iterator[tuple[Documen
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
+        line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
         problem = f"this is not YAML: {error.problem or error.context}."
         raise BadManifest(file, line, problem) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -251,7 +251,8 @@ def _workload(origin: Origin, at: At, template_path: Path) -> Workload:
         template = template.get(str(part))
     kind = at.get("kind").text()
     metadata = at.get("metadata")
-    name = metadata.get("name").text() or metadata.get("generateName").required_text()
+    name = metadata.get("name").text() or metadata.get("generateName").text()
+    name = name or metadata.get("name").required_text()
     pod = Pod.from_template(template.value, template_path, every_node=kind == "DaemonSet")
     spec = template.get("spec")
     return Workload(kind, _namespace(at), name, pod, spec.value, spec.path, origin)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
 
 from winpod.windows.builds import Build
 from winpod.windows.handlers import HYPERVISOR, PROCESS, Handler, find_handler, hypervisor_for
@@ -50,10 +52,12 @@ class Change:
     sentence: str
     cost: int
     after: Situation
+    changes_class: bool = False
 
 
 _EDIT, _NEW_CLASS, _NODE_WORK, _NEW_IMAGE = 1, 3, 5, 8
-_MOST_CHANGES = 8
+_TOO_MUCH = 30
+_MOST_TRIES = 200
 
 
 def advise(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
@@ -82,15 +86,17 @@ def _keep_off(placement: Placement) -> tuple[str, ...]:
 
 def _make_fit(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
     nodes = {node.name: node for node in cluster.nodes}
-    plans = []
-    for verdict in placement.verdicts:
+    best: tuple[Change, ...] = ()
+    for verdict in sorted(placement.verdicts, key=lambda v: len(v.reasons)):
         situation = Situation(pod, nodes[verdict.nodes[0]], cluster.classes, images)
-        if changes := repair(situation):
-            plans.append(changes)
-    if not plans:
+        best = repair(situation, below=_cost(best) if best else _TOO_MUCH) or best
+    if not best:
         return _another_node(pod, images)
-    best = min(plans, key=lambda changes: (sum(c.cost for c in changes), len(changes)))
     return tuple(change.sentence for change in best)
+
+
+def _cost(changes: tuple[Change, ...]) -> int:
+    return sum(change.cost for change in changes)
 
 
 def _another_node(pod: Pod, images: Images) -> tuple[str, ...]:
@@ -101,56 +107,53 @@ def _another_node(pod: Pod, images: Images) -> tuple[str, ...]:
     return (f"add a Windows node of build {builds[-1].describe()}",)
 
 
-def repair(situation: Situation) -> tuple[Change, ...]:
-    """Changes that make the pod run on this node, found one reason at a time; none if they fail."""
-    changes: list[Change] = []
-    while len(changes) < _MOST_CHANGES:
-        verdict = situation.verdict()
+def repair(situation: Situation, *, below: int = _TOO_MUCH) -> tuple[Change, ...]:
+    """The cheapest changes that make the pod run on this node, none if that costs too much."""
+    order = count()
+    queue: list[tuple[int, int, tuple[Change, ...], Situation]] = [(0, next(order), (), situation)]
+    for _ in range(_MOST_TRIES):
+        if not queue:
+            break
+        cost, _, changes, here = heappop(queue)
+        verdict = here.verdict()
         if verdict.outcome is Outcome.RUNS:
-            return tuple(changes)
+            return changes
         if verdict.outcome is Outcome.UNKNOWN:
-            return ()
-        change = _change_for(verdict.reasons[0], verdict, situation)
-        if change is None or change.after == situation:
-            return ()
-        changes.append(change)
-        situation = change.after
+            continue
+        for change in _changes_for(verdict.reasons[0], here):
+            again = change.changes_class and any(c.changes_class for c in changes)
+            if cost + change.cost < below and not again:
+                entry = (cost + change.cost, next(order), (*changes, change), change.after)
+                heappush(queue, entry)
     return ()
 
 
-def _change_for(reason: Reason, verdict: Verdict, situation: Situation) -> Change | None:
-    if reason.cause in _START_CAUSES and (change := _other_class(verdict, situation)):
-        return change
-    find = _CHANGES.get(reason.cause)
-    return find(reason, situation) if find else None
+def _changes_for(reason: Reason, situation: Situation) -> Iterator[Change]:
+    if reason.cause in (Cause.BUILD, Cause.HANDLER, Cause.ISOLATION, Cause.SELECTOR):
+        yield from _other_classes(situation)
+    for find in _CHANGES.get(reason.cause, ()):
+        if change := find(reason, situation):
+            yield change
 
 
-_START_CAUSES = (Cause.BUILD, Cause.HANDLER, Cause.ISOLATION)
-_CLASS_CAUSES = (*_START_CAUSES, Cause.RUNTIME_CLASS)
-
-
-def _other_class(verdict: Verdict, situation: Situation) -> Change | None:
-    """A RuntimeClass that exists and that leaves fewer reasons against this node."""
-    fewest = len(verdict.reasons)
-    best: Change | None = None
+def _other_classes(situation: Situation) -> Iterator[Change]:
+    """Every RuntimeClass there is, and none."""
     for name in ("", *sorted(situation.classes)):
-        if name == situation.pod.runtime_class:
-            continue
-        after = replace(situation, pod=replace(situation.pod, runtime_class=name, overhead=()))
-        other = after.verdict()
-        found = 0 if other.outcome is Outcome.RUNS else len(other.reasons)
-        if found < fewest and not any(r.cause in _CLASS_CAUSES for r in other.reasons):
+        if name != situation.pod.runtime_class:
             sentence = f"set runtimeClassName: {name}" if name else "remove runtimeClassName"
-            fewest, best = found, Change(sentence, _EDIT, after)
-    return best
+            yield Change(sentence, _EDIT, _with_class(situation, name), changes_class=True)
 
 
-def _fit_build(reason: Reason, situation: Situation) -> Change | None:
-    """An older image on a newer node needs a guest of its build; any other needs another image."""
-    return _guest_class(situation) or _new_image(reason, situation)
+def _with_class(situation: Situation, name: str, new: RuntimeClass | None = None) -> Situation:
+    return replace(
+        situation,
+        pod=replace(situation.pod, runtime_class=name, overhead=()),
+        classes={**situation.classes, name: new} if new else situation.classes,
+    )
 
 
-def _guest_class(situation: Situation) -> Change | None:
+def _guest_class(_: Reason, situation: Situation) -> Change | None:
+    """An older image on a newer node can have a guest of its own build."""
     node, host = situation.node, situation.node.build
     if host is None or node.os != "windows" or node.runtime in ("containerd", "docker"):
         return None
@@ -160,17 +163,13 @@ def _guest_class(situation: Situation) -> Change | None:
             continue
         name = f"windows-{guest.release.short_name if guest.release else guest.number}-hyperv"
         new = RuntimeClass(name, handler.name, ((BUILD_LABEL, str(host)), (OS_LABEL, "windows")))
-        after = replace(
-            situation,
-            pod=replace(situation.pod, runtime_class=name, overhead=()),
-            classes={**situation.classes, name: new},
-        )
-        if not any(r.cause in _CLASS_CAUSES for r in after.verdict().reasons):
+        after = _with_class(situation, name, new)
+        if not any(r.cause is Cause.BUILD for r in after.verdict().reasons):
             sentence = (
                 f"add a RuntimeClass with handler {handler.name} for build {guest} "
                 f"on node {node.name}, and set runtimeClassName to it"
             )
-            return Change(sentence, _NEW_CLASS, after)
+            return Change(sentence, _NEW_CLASS, after, changes_class=True)
     return None
 
 
@@ -239,21 +238,15 @@ def _configure_handler(reason: Reason, situation: Situation) -> Change | None:
     return Change(sentence, _NODE_WORK, after)
 
 
-def _other_isolation(reason: Reason, situation: Situation) -> Change | None:
-    """No class that exists helps: take the guest away, or the isolation."""
-    pod, node = situation.pod, situation.node
-    if pod.host_process or reason.about != "guest":
+def _own_guest(reason: Reason, situation: Situation) -> Change | None:
+    """No guest of that build: one of the node's own, where the node has such a handler."""
+    node = situation.node
+    if reason.about != "guest" or (node.handlers and HYPERVISOR.name not in node.handlers):
         return None
-    handler = PROCESS if node.handlers and HYPERVISOR.name not in node.handlers else HYPERVISOR
-    name = f"windows-{handler.isolation}"
-    new = RuntimeClass(name, handler.name)
-    after = replace(
-        situation,
-        pod=replace(pod, runtime_class=name, overhead=()),
-        classes={**situation.classes, name: new},
-    )
-    sentence = f"use a RuntimeClass with handler {handler.name}, whose kernel is the node's own"
-    return Change(sentence, _NEW_CLASS, after)
+    new = RuntimeClass("windows-hyperv", HYPERVISOR.name)
+    sentence = f"use a RuntimeClass with handler {HYPERVISOR.name}, whose guest is the node's build"
+    after = _with_class(situation, new.name, new)
+    return Change(sentence, _NEW_CLASS, after, changes_class=True)
 
 
 def _tolerate(reason: Reason, situation: Situation) -> Change:
@@ -335,17 +328,17 @@ def _free_the_node(situation: Situation) -> Change | None:
     return Change(sentence, _NODE_WORK, replace(situation, node=node))
 
 
-_CHANGES: dict[Cause, Callable[[Reason, Situation], Change | None]] = {
-    Cause.RUNTIME_CLASS: _drop_class,
-    Cause.BUILD: _fit_build,
-    Cause.ARCHITECTURE: _new_image,
-    Cause.OS: _new_image,
-    Cause.HANDLER: _configure_handler,
-    Cause.ISOLATION: _other_isolation,
-    Cause.TAINT: _tolerate,
-    Cause.SELECTOR: _select,
-    Cause.AFFINITY: _drop_affinity,
-    Cause.NODE_NAME: _free_node_name,
-    Cause.CORDONED: _uncordon,
-    Cause.RESOURCES: _ask_for_less,
+_CHANGES: dict[Cause, tuple[Callable[[Reason, Situation], Change | None], ...]] = {
+    Cause.RUNTIME_CLASS: (_drop_class,),
+    Cause.BUILD: (_guest_class, _new_image),
+    Cause.ARCHITECTURE: (_new_image,),
+    Cause.OS: (_new_image,),
+    Cause.HANDLER: (_configure_handler,),
+    Cause.ISOLATION: (_own_guest,),
+    Cause.TAINT: (_tolerate,),
+    Cause.SELECTOR: (_select,),
+    Cause.AFFINITY: (_drop_affinity,),
+    Cause.NODE_NAME: (_free_node_name,),
+    Cause.CORDONED: (_uncordon,),
+    Cause.RESOURCES: (_ask_for_less,),
 }

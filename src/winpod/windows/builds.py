@@ -154,6 +154,7 @@ for _row in RELEASES:
 _VERSION = re.compile(r"(\d{1,5})\.(\d{1,5})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def parse_version(text: str) -> Build | None:
     """A dotted version as images and kernels state it, or None where it is not one."""
     match = _VERSION.fullmatch(text.strip())

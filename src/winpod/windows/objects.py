@@ -147,7 +147,7 @@ class Node:
     kernel_version: str = ""
 
     def label(self, key: str) -> str | None:
-        return dict(self.labels).get(key)
+        return next((value for name, value in self.labels if name == key), None)
 
     @property
     def os(self) -> str:

@@ -23,11 +23,13 @@ from winpod.windows.objects import (
     RuntimeClass,
 )
 from winpod.windows.platforms import Manifest
-from winpod.windows.reading import Amounts, Pairs
+from winpod.windows.reading import Pairs
 from winpod.windows.scheduling import (
     Admitted,
+    Room,
     admit,
     has_room,
+    is_out_of_reach,
     lack_of_room,
     needs,
     scheduling_reasons,
@@ -37,15 +39,22 @@ from winpod.windows.verdicts import Outcome, Placement, Reason, Status, Verdict
 
 
 def judge(admitted: Admitted, node: Node, images: Images) -> Verdict:
-    """One node's verdict, all rules considered, with every reason that speaks against it."""
+    """One node's verdict, with every reason that speaks against it.
+
+    A node that the pod itself does not select is asked nothing more.
+    """
     verdict = _judge_apart_from_room(admitted, node, images)
     wanted = needs(admitted.pod)
-    return verdict if has_room(node, wanted) else _with_lack(verdict, lack_of_room(wanted, [node]))
+    if is_out_of_reach(verdict.reasons) or has_room(node, wanted):
+        return verdict
+    return _with_lack(verdict, lack_of_room(wanted, [node]))
 
 
 def _judge_apart_from_room(admitted: Admitted, node: Node, images: Images) -> Verdict:
-    start = start_on(admitted, node, images)
     unscheduled = tuple(scheduling_reasons(admitted, node))
+    if is_out_of_reach(unscheduled):
+        return Verdict((node.name,), Outcome.BLOCKED, kernel=node.build, reasons=unscheduled)
+    start = start_on(admitted, node, images)
     reasons = unscheduled + start.reasons
     if unscheduled:
         outcome = Outcome.BLOCKED
@@ -84,35 +93,13 @@ _RULE_LABELS = frozenset(
 _BY_NAME = "metadata.name"
 
 
-class _Alike:
-    """Nodes that no rule tells apart but by their size."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
-        self._room: dict[Amounts, tuple[tuple[str, ...], tuple[str, ...], tuple[Reason, ...]]] = {}
-
-    def room(self, wanted: Amounts) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Reason, ...]]:
-        """The nodes with room, those without, and what those lack."""
-        if wanted not in self._room:
-            enough: list[Node] = []
-            short: list[Node] = []
-            for node in self.nodes:
-                (enough if has_room(node, wanted) else short).append(node)
-            self._room[wanted] = (
-                tuple(node.name for node in enough),
-                tuple(node.name for node in short),
-                lack_of_room(wanted, short) if short else (),
-            )
-        return self._room[wanted]
-
-
 class Cluster:
     """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once."""
 
     def __init__(self, nodes: Iterable[Node], classes: Iterable[RuntimeClass] = ()) -> None:
         self.nodes = tuple(nodes)
         self.classes = {c.name: c for c in classes}
-        self._groups: dict[frozenset[str], tuple[_Alike, ...]] = {}
+        self._groups: dict[frozenset[str], tuple[Room, ...]] = {}
 
     def place(self, pod: Pod, images: Images) -> Placement:
         admitted, refusals = admit(pod, self.classes)
@@ -127,21 +114,26 @@ class Cluster:
     def _verdicts(self, admitted: Admitted, images: Images) -> tuple[Verdict, ...]:
         together: dict[Verdict, list[str]] = {}
         wanted = needs(admitted.pod)
-        for alike in self._alike(_labels_read(admitted.pod)):
-            verdict = replace(_judge_apart_from_room(admitted, alike.nodes[0], images), nodes=())
-            enough, short, lack = alike.room(wanted)
+        for room in self._alike(_labels_read(admitted.pod)):
+            verdict = replace(_judge_apart_from_room(admitted, room.nodes[0], images), nodes=())
+            if is_out_of_reach(verdict.reasons):
+                together.setdefault(verdict, []).extend(room.names)
+                continue
+            enough, short = room.split(wanted)
             if enough:
                 together.setdefault(verdict, []).extend(enough)
             if short:
-                together.setdefault(_with_lack(verdict, lack), []).extend(short)
+                lacking = _with_lack(verdict, lack_of_room(wanted, short))
+                together.setdefault(lacking, []).extend(node.name for node in short)
         return tuple(replace(verdict, nodes=tuple(names)) for verdict, names in together.items())
 
-    def _alike(self, labels: frozenset[str]) -> tuple[_Alike, ...]:
+    def _alike(self, labels: frozenset[str]) -> tuple[Room, ...]:
+        """Groups of nodes that no rule tells apart but by their size."""
         if labels not in self._groups:
             groups: dict[object, list[Node]] = {}
             for node in self.nodes:
                 groups.setdefault(_shape(node, labels), []).append(node)
-            self._groups[labels] = tuple(_Alike(nodes) for nodes in groups.values())
+            self._groups[labels] = tuple(Room(nodes) for nodes in groups.values())
         return self._groups[labels]
 
 

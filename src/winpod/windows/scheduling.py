@@ -5,6 +5,7 @@ Inter-pod affinity, topology spread and the node affinity of volumes are not loo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -83,15 +84,21 @@ def scheduling_reasons(admitted: Admitted, node: Node) -> Iterable[Reason]:
         if taint.repels and not _tolerated(taint, pod.tolerations):
             yield _unscheduled(Cause.TAINT, f"taint {taint} is not tolerated", str(taint))
     for key, value in pod.node_selector:
-        found = node.label(key)
-        if found != value:
+        if node.label(key) != value:
             origin = admitted.selector_from.get(key)
             who = f"RuntimeClass {origin}" if origin else "nodeSelector"
-            had = "has no such label" if found is None else f"has {found}"
-            yield _unscheduled(Cause.SELECTOR, f"{who} wants {key}={value}; the node {had}", key)
+            yield _unscheduled(Cause.SELECTOR, f"{who} wants {key}={value}", key)
     if pod.affinity is not None and not _affine(pod, node):
         wanted = " or ".join(str(term) for term in pod.affinity) or "nothing"
         yield _unscheduled(Cause.AFFINITY, f"required node affinity wants {wanted}")
+
+
+_CHOICES = (Cause.NODE_NAME, Cause.SELECTOR, Cause.AFFINITY)
+
+
+def is_out_of_reach(reasons: Iterable[Reason]) -> bool:
+    """Whether the pod, or its RuntimeClass, has chosen other nodes than this."""
+    return any(reason.cause in _CHOICES for reason in reasons)
 
 
 def _unscheduled(cause: Cause, sentence: str, about: str = "") -> Reason:
@@ -132,15 +139,44 @@ def with_allocated(nodes: Iterable[Node], pods: Iterable[Pod]) -> tuple[Node, ..
     )
 
 
+class Room:
+    """How much is free on each of some nodes, sorted, so that the short ones are found at once."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.names = tuple(node.name for node in nodes)
+        self._sorted: dict[str, tuple[list[Decimal], list[int]]] = {}
+
+    def split(self, wanted: Amounts) -> tuple[tuple[str, ...], tuple[Node, ...]]:
+        """The names of the nodes with room for all of it, and the nodes without."""
+        short: set[int] = set()
+        for resource, amount in wanted:
+            free, order = self._free(resource)
+            short.update(order[: bisect_left(free, amount)])
+        if not short:
+            return self.names, ()
+        enough = tuple(name for i, name in enumerate(self.names) if i not in short)
+        return enough, tuple(self.nodes[i] for i in sorted(short))
+
+    def _free(self, resource: str) -> tuple[list[Decimal], list[int]]:
+        """Amounts in rising order and whose they are; a node of unknown size is never short."""
+        if resource not in self._sorted:
+            pairs = sorted(
+                (_free(node, resource), i)
+                for i, node in enumerate(self.nodes)
+                if node.allocatable is not None and _counts(node, resource)
+            )
+            self._sorted[resource] = ([free for free, _ in pairs], [i for _, i in pairs])
+        return self._sorted[resource]
+
+
+def _counts(node: Node, resource: str) -> bool:
+    """A node that does not say how many pods it takes is not asked."""
+    return resource != "pods" or any(name == resource for name, _ in node.allocatable or ())
+
+
 def has_room(node: Node, wanted: Amounts) -> bool:
-    if node.allocatable is None:
-        return True
-    size, taken = dict(node.allocatable), dict(node.allocated)
-    return all(
-        amount <= size.get(resource, 0) - taken.get(resource, 0)
-        for resource, amount in wanted
-        if resource != "pods" or resource in size
-    )
+    return bool(Room((node,)).split(wanted)[0])
 
 
 def lack_of_room(wanted: Amounts, nodes: Sequence[Node]) -> tuple[Reason, ...]:

@@ -1,0 +1,56 @@
+# make demo: the main job of what exists so far. make test: lint, types, layers, tests.
+# Both set up what they need on a bare Debian 12.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := .demo
+
+.PHONY: demo test lint unit e2e bench docs lock clean
+
+demo: $(READY)
+	@rm -rf $(DEMO)
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/pack-images $(DEMO)/images
+	$(BIN)/winpod image show oci:$(DEMO)/images:registry.example/sdk:2.1
+	$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-1/nodes.yaml \
+	  -f examples/story-1/classes.yaml -f examples/story-1/pods.yaml
+	-$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-2/nodes.yaml \
+	  -f examples/story-2/classes.yaml -f examples/story-2/pods.yaml
+
+test: lint unit
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(READY)
+	tools/debian-packages docker-registry openssl
+	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
+
+e2e: $(READY)
+	tools/debian-packages openssl
+	$(BIN)/pytest tests/e2e
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.check
+
+docs: $(READY)
+	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
+
+lock: $(READY)
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	  --group dev --output-file requirements.lock pyproject.toml
+
+$(READY): requirements.lock pyproject.toml
+	python3 -c "import ensurepip" 2>/dev/null || tools/debian-packages python3-venv
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(DEMO) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
