@@ -31,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(path / ".cache"))
     monkeypatch.setenv("WINPOD_HOSTS_DIR", str(path / "certs.d"))
-    for name in ("DOCKER_CONFIG", "SOURCE_DATE_EPOCH", "http_proxy", "https_proxy"):
+    for name in ("DOCKER_CONFIG", "SOURCE_DATE_EPOCH", "http_proxy", "https_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     return path

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.images.registries import log_in
 
+from tests.images.registries import log_in
 from winpod.images.credentials import (
     Credential,
     find_credential,

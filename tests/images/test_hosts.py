@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from tests.images.registries import make_certificate
 
+from tests.images.registries import make_certificate
 from winpod.images.hosts import Capability, Host, default_roots, hosts_of, is_loopback
 from winpod.windows.errors import InvalidInput
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from tests.images.samples import LINUX, index, single, stored, windows
 
+from tests.images.samples import LINUX, index, single, stored, windows
 from winpod.images import layout as layout_module
 from winpod.images.errors import BadContent, ImageNotFound
 from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout, write_image

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.images.samples import LINUX, index, index_of, manifest, single, stored, windows
 
+from tests.images.samples import LINUX, index, index_of, manifest, single, stored, windows
 from winpod.images.errors import BadContent, ImageNotFound
 from winpod.images.manifests import (
     DOCKER_INDEX,

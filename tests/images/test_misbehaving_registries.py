@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+
 from tests.images.registries import StandIn, auths, log_in, serve, write_hosts
 from tests.images.samples import index, single, stored, windows
-
 from winpod.images.errors import AccessDenied, BadContent, RegistryUnavailable
 from winpod.images.manifests import MANIFEST_LIMIT, OCI_MANIFEST, Bundle
 from winpod.images.references import parse_reference
@@ -210,6 +210,44 @@ async def test_a_document_without_end_is_refused() -> None:
     async with misbehaving(endless) as (_, address):
         with pytest.raises(BadContent, match="more than 4 MiB"):
             await look_up(address)
+
+
+async def test_what_head_says_besides_the_digest_is_not_believed() -> None:
+    headers = {
+        "Docker-Content-Digest": IMAGE.root.digest,
+        "Content-Type": "application/json",
+        "Content-Length": "0",
+    }
+
+    async def odd_head(request: web.Request) -> web.Response | None:
+        return web.Response(headers=headers) if request.method == "HEAD" else None
+
+    async with misbehaving(odd_head) as (_, address):
+        assert (await look_up(address)).digest == IMAGE.root.digest
+
+
+async def test_what_is_not_http_is_named() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()[:2]
+        with pytest.raises(RegistryUnavailable, match="cannot be reached"):
+            await look_up(f"{host}:{port}")
+
+
+async def test_a_proxy_is_used_where_the_environment_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_hosts(home, "example.test", 'server = "http://registry.invalid"')
+    proxy = StandIn(IMAGE)
+    async with serve(proxy) as address:
+        monkeypatch.setenv("http_proxy", f"http://{address}")
+        assert (await look_up("example.test")).builds()
+        assert {request.host for request in proxy.requests} == {"registry.invalid"}
 
 
 @pytest.mark.parametrize("status", [200, 400, 405])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from tests.images.registries import (
     PASSWORD,
     USER,
@@ -17,7 +18,6 @@ from tests.images.registries import (
     write_hosts,
 )
 from tests.images.samples import LINUX, index, single, windows
-
 from winpod.images.errors import AccessDenied, ImageNotFound, RegistryUnavailable
 from winpod.images.manifests import Bundle
 from winpod.images.push import push_image

@@ -2,13 +2,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from tests.images.registries import StandIn, serve
 from tests.images.samples import LINUX, index, single, windows
-
 from winpod.images.cache import Cache
 from winpod.images.errors import ImageNotFound
 from winpod.images.layout import write_image
-from winpod.images.manifests import Descriptor
+from winpod.images.manifests import pointer
 from winpod.images.references import parse_reference
 from winpod.images.source import ImageSources
 from winpod.windows.errors import InvalidInput
@@ -98,9 +98,8 @@ async def test_a_cache_that_cannot_be_written_is_done_without(home: Path) -> Non
 def test_a_damaged_record_of_a_tag_is_as_good_as_none(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     reference = parse_reference("app:1")
-    descriptor = Descriptor("type", "sha256:" + "0" * 64, 5)
-    cache.remember(reference, descriptor)
-    assert cache.resolved(reference) == descriptor
+    cache.remember(reference, "sha256:" + "0" * 64)
+    assert cache.resolved(reference) == pointer("sha256:" + "0" * 64)
     assert cache.resolved(parse_reference("app:2")) is None
     (record,) = (tmp_path / "tags").iterdir()
     sound = record.read_text()

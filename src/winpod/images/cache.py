@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from winpod.images.errors import BadContent
-from winpod.images.manifests import Descriptor, is_digest, verify
+from winpod.images.manifests import Descriptor, is_digest, pointer, verify
 from winpod.images.references import Reference
 
 
@@ -54,12 +54,12 @@ class Cache:
             digest = str(record["digest"])
             if record["reference"] != str(reference) or not is_digest(digest):
                 return None
-            return Descriptor(str(record["mediaType"]), digest, int(record["size"]))
+            return pointer(digest)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def remember(self, reference: Reference, descriptor: Descriptor) -> None:
-        record = {"reference": str(reference), **descriptor.as_json()}
+    def remember(self, reference: Reference, digest: str) -> None:
+        record = {"reference": str(reference), "digest": digest}
         self._write(self._tag(reference), json.dumps(record).encode())
 
     def _blob(self, digest: str) -> Path:

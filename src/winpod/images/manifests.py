@@ -116,6 +116,11 @@ def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def pointer(digest: str) -> Descriptor:
+    """A manifest of which only the digest is known; its size goes unchecked."""
+    return Descriptor("", digest, -1)
+
+
 def verify(data: bytes, descriptor: Descriptor, origin: str) -> None:
     """Refuse content that is not what its descriptor says."""
     if descriptor.size >= 0 and len(data) != descriptor.size:
@@ -197,7 +202,7 @@ class _Reader:
                 "Name one of its manifests by digest.",
             )
         wanted = [entry for entry in index.entries if not _is_attestation(entry)]
-        found = await _together([self._read_entry(entry, depth) for entry in wanted])
+        found = await together([self._read_entry(entry, depth) for entry in wanted])
         return [manifest for manifests in found for manifest in manifests]
 
     async def _read_entry(self, entry: Descriptor, depth: int) -> list[Manifest]:
@@ -223,7 +228,7 @@ class _Reader:
         return parse_config(data, f'The config {manifest.config.digest} of "{self._reference}"')
 
 
-async def _together(work: list[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def together(work: list[Coroutine[Any, Any, _T]]) -> list[_T]:
     """The results in order; the first failure ends the others."""
     tasks = [asyncio.create_task(one) for one in work]
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from winpod.images.credentials import read_docker_config
 from winpod.images.errors import ImageNotFound, RegistryUnavailable
 from winpod.images.hosts import Capability, Host
-from winpod.images.manifests import Bundle, Descriptor
+from winpod.images.manifests import Bundle, Descriptor, together
 from winpod.images.references import Reference
 from winpod.images.registry import Registry, Repository, absolute_url
 from winpod.windows.errors import InvalidInput
@@ -43,7 +43,7 @@ class _Push:
         self._slots = asyncio.Semaphore(_UPLOADS)
 
     async def run(self, tag: str, image: Bundle) -> None:
-        await asyncio.gather(*(self._push_blob(*blob) for blob in image.blobs))
+        await together([self._push_blob(*blob) for blob in image.blobs])
         for descriptor, data in image.manifests:
             target = tag if descriptor is image.root else descriptor.digest
             await self._push_manifest(descriptor, data, target)

@@ -46,6 +46,7 @@ from winpod.images.manifests import (
     Descriptor,
     digest_of,
     is_digest,
+    pointer,
     verify,
 )
 from winpod.images.references import Reference
@@ -178,9 +179,9 @@ class Repository:
         self.trouble: WinpodError | None = None
 
     async def resolve(self, reference: Reference) -> Descriptor:
-        """What a reference points to now. The size is -1 where the registry did not say it."""
+        """What a reference points to now."""
         if reference.digest:
-            return Descriptor("", reference.digest, -1)
+            return pointer(reference.digest)
         return await self.on_hosts(
             Capability.RESOLVE, lambda host: self._resolve_at(host, reference.tag)
         )
@@ -270,7 +271,7 @@ class Repository:
                 if response.status == 401 and answer.startswith("Basic "):
                     await self._authorizer.answer(host, actions, challenges, answer)
             if response.status not in accepted:
-                raise await self._refusal(host, method, url, path, response)
+                raise await self._refusal(host, method, url, path, actions, response)
             try:
                 yield response
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -313,15 +314,22 @@ class Repository:
         )
 
     async def _refusal(
-        self, host: Host, method: str, url: str, path: str, response: aiohttp.ClientResponse
+        self,
+        host: Host,
+        method: str,
+        url: str,
+        path: str,
+        actions: str,
+        response: aiohttp.ClientResponse,
     ) -> Exception:
         status = f"{response.status} {response.reason or ''}".strip()
         said = await _error_text(response)
         what = self._shown(path)
         if response.status in (401, 403):
+            tried, access = ("push", "push") if "push" in actions else ("resolve reference", "pull")
             return AccessDenied(
-                f'failed to resolve reference "{what}": pull access denied, repository does not '
-                f"exist or may require authorization ({host.name} answered {status}{said}).",
+                f'failed to {tried} "{what}": {access} access denied, repository does not exist or '
+                f"may require authorization ({host.name} answered {status}{said}).",
                 f"Check the name, run `docker login {self._registry_name}`, or name a pull secret.",
             )
         if response.status == 404:
@@ -348,14 +356,10 @@ class Repository:
         accepted = frozenset({200, 400, 405, 501})
         async with self.request(host, "HEAD", path, headers=headers, accepted=accepted) as response:
             digest = response.headers.get("Docker-Content-Digest", "")
-            size = response.headers.get("Content-Length", "")
             if response.status == 200 and is_digest(digest):
-                return Descriptor(
-                    response.content_type, digest, int(size) if size.isdecimal() else -1
-                )
+                return pointer(digest)
         async with self.request(host, "GET", path, headers=headers) as response:
-            data = await _read_body(response, MANIFEST_LIMIT)
-            return Descriptor(response.content_type, digest_of(data), len(data))
+            return pointer(digest_of(await _read_body(response, MANIFEST_LIMIT)))
 
     async def _credential_for(self, host: Host) -> Credential | None:
         if host.serves(self._registry_name):

@@ -18,7 +18,7 @@ from winpod.images.cache import Cache
 from winpod.images.credentials import CredentialSource, read_docker_config, read_pull_secrets
 from winpod.images.errors import ImageNotFound, RegistryUnavailable
 from winpod.images.layout import Layout, open_layout
-from winpod.images.manifests import Descriptor, describe_image
+from winpod.images.manifests import Descriptor, describe_image, pointer
 from winpod.images.references import Reference, parse_reference
 from winpod.images.registry import Registry, Repository
 from winpod.windows.builds import RELEASES, Build, Channel, parse_version
@@ -128,11 +128,7 @@ class ImageSources:
         return await self._from_registry(reference, self._repositories[key])
 
     async def _from_cache(self, reference: Reference) -> Image:
-        root = (
-            Descriptor("", reference.digest, -1)
-            if reference.digest
-            else self._cache.resolved(reference)
-        )
+        root = pointer(reference.digest) if reference.digest else self._cache.resolved(reference)
         advice = "Look it up once without --offline, or give a layout that has it."
         if root is None:
             raise ImageNotFound(
@@ -173,7 +169,7 @@ class ImageSources:
                     "Check the network; --offline uses what is already known.",
                 ) from None
         if reference.tag and not reference.digest:
-            self._cache.remember(reference, root)
+            self._cache.remember(reference, root.digest)
         return image
 
     def _layout(self, path: Path) -> Layout:
