@@ -50,11 +50,6 @@ class Reference:
         tag = f":{self.tag}" if self.tag else ""
         return f"{tag}@{self.digest}" if self.digest else tag
 
-    @property
-    def target(self) -> str:
-        """What a registry is asked for: the digest where there is one, else the tag."""
-        return self.digest or self.tag
-
 
 @lru_cache(maxsize=8192)
 def parse_reference(text: str) -> Reference:
@@ -65,7 +60,7 @@ def parse_reference(text: str) -> Reference:
         raise _refused(text, "it is a URL", f"Write {text.partition('://')[2] or 'NAME:TAG'}.")
     rest, at, digest = text.partition("@")
     if at:
-        check_digest(digest, text)
+        _check_digest(digest, text)
     name, tag = _split_tag(rest)
     if tag is not None and not _TAG.fullmatch(tag):
         raise _refused(
@@ -81,7 +76,7 @@ def parse_reference(text: str) -> Reference:
     return Reference(registry, repository, tag, digest)
 
 
-def check_digest(digest: str, text: str) -> None:
+def _check_digest(digest: str, text: str) -> None:
     """Refuse what is not a digest this program can verify."""
     algorithm, _, value = digest.partition(":")
     length = _DIGEST_LENGTHS.get(algorithm)
