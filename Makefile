@@ -26,7 +26,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	tools/debian-packages docker-registry openssl
+	tools/debian-packages docker-registry apache2-utils openssl
 	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
 
 e2e: $(READY)

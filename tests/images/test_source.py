@@ -6,7 +6,7 @@ import pytest
 from tests.images.registries import StandIn, serve
 from tests.images.samples import LINUX, index, single, windows
 from winpod.images.cache import Cache
-from winpod.images.errors import ImageNotFound
+from winpod.images.errors import ImageNotFound, NotKnownOffline
 from winpod.images.layout import write_image
 from winpod.images.manifests import pointer
 from winpod.images.references import parse_reference
@@ -50,7 +50,7 @@ async def test_what_was_looked_up_once_is_known_offline() -> None:
     stand_in = StandIn(index(V2019, V2022))
     async with serve(stand_in) as address:
         async with ImageSources(offline=True) as sources:
-            with pytest.raises(ImageNotFound, match="offline"):
+            with pytest.raises(NotKnownOffline, match="offline"):
                 await sources.describe(f"{address}/app:1")
         async with ImageSources() as sources:
             online = await sources.describe(f"{address}/app:1")
@@ -58,7 +58,7 @@ async def test_what_was_looked_up_once_is_known_offline() -> None:
         assert await sources.describe(f"{address}/app:1") == online
         digest = await sources.describe(f"{address}/app@{online.digest}")
         assert digest.manifests == online.manifests
-        with pytest.raises(ImageNotFound, match="not wholly known"):
+        with pytest.raises(NotKnownOffline, match="not wholly known"):
             await sources.describe(f"{address}/app@sha256:{'0' * 64}")
 
 

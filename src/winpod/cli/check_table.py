@@ -74,7 +74,7 @@ def _workload(checked: Checked) -> Iterator[Line]:
     for problem in checked.problems:
         yield _problem(checked, problem)
         if problem.instead:
-            yield [("      instead: ", "dim"), (problem.instead, "")]
+            yield [(f"      {problem.instead}", "dim")]
     for advice in checked.advice:
         yield [("  → ", "bold cyan"), (advice, "")]
 

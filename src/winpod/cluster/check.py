@@ -145,18 +145,28 @@ async def _look_up(
         nonlocal done
         text, namespace, names = key
         secrets = [s for name in names if (s := manifests.secret(namespace, name))]
-        try:
-            lookup = _Lookup(await sources.describe(text, secrets), None)
-        except InvalidInput as error:
-            lookup = _Lookup(None, error)
-        except WinpodError as error:
-            lookup = _Lookup(guess_from_tag(parse_reference(text)), error)
+        lookup = await _look_up_one(text, secrets, sources)
         done += 1
         on_image(done, len(keys))
         return lookup
 
     found = await asyncio.gather(*(look_up(key) for key in keys))
     return dict(zip(keys, found, strict=True))
+
+
+async def _look_up_one(
+    text: str, secrets: Sequence[Mapping[str, object]], sources: ImageSources
+) -> _Lookup:
+    try:
+        reference = parse_reference(text)
+    except InvalidInput as error:
+        return _Lookup(None, error)
+    try:
+        return _Lookup(await sources.describe(text, secrets), None)
+    except NotFound as error:
+        return _Lookup(None, error)
+    except WinpodError as error:
+        return _Lookup(guess_from_tag(reference), error)
 
 
 class _Checker:

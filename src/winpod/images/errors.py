@@ -7,6 +7,10 @@ class ImageNotFound(NotFound):
     """Whoever was asked knows no such image, or no such part of it."""
 
 
+class NotKnownOffline(Unavailable):
+    """It is not known here, and nobody may be asked."""
+
+
 class AccessDenied(PermissionDenied):
     """The registry wants other credentials than it was given."""
 

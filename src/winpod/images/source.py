@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from winpod.images.cache import Cache
 from winpod.images.credentials import CredentialSource, read_docker_config, read_pull_secrets
-from winpod.images.errors import ImageNotFound, RegistryUnavailable
+from winpod.images.errors import NotKnownOffline, RegistryUnavailable
 from winpod.images.layout import Layout, open_layout
 from winpod.images.manifests import Descriptor, describe_image, pointer
 from winpod.images.references import Reference, parse_reference
@@ -131,7 +131,7 @@ class ImageSources:
         root = pointer(reference.digest) if reference.digest else self._cache.resolved(reference)
         advice = "Look it up once without --offline, or give a layout that has it."
         if root is None:
-            raise ImageNotFound(
+            raise NotKnownOffline(
                 f'"{reference.familiar}" is not known here, and no registry is asked (offline).',
                 advice,
             )
@@ -140,7 +140,7 @@ class ImageSources:
             del limit  # was kept when the content was fetched
             if (data := self._cache.read(descriptor)) is not None:
                 return data
-            raise ImageNotFound(
+            raise NotKnownOffline(
                 f'"{reference.familiar}" is not wholly known here ({descriptor.digest} is '
                 "missing), and no registry is asked (offline).",
                 advice,

@@ -1,0 +1,338 @@
+"""`winpod check` as a person runs it: files in, a report and an exit code out."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.winpod import Ran, winpod
+from winpod.cli.check_sarif import _CAUSES, _OTHER_RULES
+from winpod.windows.verdicts import Cause
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+WEB = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: web
+spec:
+  template:
+    spec:
+      nodeSelector:
+        kubernetes.io/os: windows
+      containers:
+        - name: web
+          image: registry.example/web:1.0
+          securityContext:
+            privileged: true
+"""
+
+LEGACY = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: legacy
+  namespace: shop
+spec:
+  os: {name: windows}
+  nodeSelector:
+    node.kubernetes.io/windows-build: "10.0.17763"
+  containers:
+    - name: app
+      image: registry.example/legacy:1.0
+"""
+
+LINUX = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: proxy}
+spec:
+  nodeSelector: {kubernetes.io/os: linux}
+  containers:
+    - {name: proxy, image: registry.example/gone:1}
+"""
+
+NODE = """\
+apiVersion: v1
+kind: Node
+metadata:
+  name: win
+  labels: {kubernetes.io/os: windows, node.kubernetes.io/windows-build: "10.0.20348"}
+status:
+  allocatable: {cpu: "4", memory: 4Gi, pods: "110"}
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, story_images: Path) -> Any:
+    def run(text: str, *options: str) -> Ran:
+        file = tmp_path / "app.yaml"
+        file.write_text(text, "utf-8")
+        return winpod(
+            *("check", "--offline", "--layout", str(story_images), "-f", "app.yaml"),
+            *options,
+            home=tmp_path,
+            cwd=tmp_path,
+        )
+
+    return run
+
+
+def test_a_newcomer_gets_an_answer_against_every_release_in_support(check: Any) -> None:
+    ran = check(LEGACY)
+    assert ran == Ran(
+        0,
+        """\
+Pod shop/legacy  app.yaml:1  runs
+  windows-2019  runs     process  10.0.17763 (Windows Server 2019)  image 10.0.17763.805
+  windows-2022  blocked  -        10.0.20348 (Windows Server 2022)
+      nodeSelector wants node.kubernetes.io/windows-build=10.0.17763
+  windows-2025  blocked  -        10.0.26100 (Windows Server 2025)
+      nodeSelector wants node.kubernetes.io/windows-build=10.0.17763
+
+1 checked against 3 nodes: 1 runs
+""",
+        "",
+    )
+
+
+def test_the_wrong_nodes_the_ignored_field_and_the_change_are_told(check: Any) -> None:
+    ran = check(WEB)
+    assert ran.code == 0
+    assert (
+        ran.out
+        == """\
+Deployment default/web  app.yaml:1  may fail
+  windows-2019  fails  process  10.0.17763 (Windows Server 2019)
+      registry.example/web:1.0 has no build ≤ 10.0.17763; it has 10.0.20348.2113, 10.0.26100.1742\
+  [no match for platform in manifest: not found]
+  windows-2022  runs   process  10.0.20348 (Windows Server 2022)  image 10.0.20348.2113
+  windows-2025  runs   process  10.0.26100 (Windows Server 2025)  image 10.0.26100.1742
+  warning line 14: containers[0].securityContext.privileged is ignored on Windows. \
+Windows has no privileged containers.
+      Use a HostProcess pod: `windowsOptions.hostProcess: true` with `hostNetwork: true`.
+  → add a required node affinity node.kubernetes.io/windows-build In ["10.0.20348", "10.0.26100"]
+
+1 checked against 3 nodes: 1 may fail
+"""
+    )
+    assert check(WEB, "--strict").code == 1
+
+
+def test_json_follows_its_schema(check: Any) -> None:
+    schema = json.loads((DOCS / "check.schema.json").read_text("utf-8"))
+    ran = check("---\n".join((WEB, LEGACY, LINUX)), "-o", "json")
+    report = json.loads(ran.out)
+    jsonschema.validate(report, schema, cls=jsonschema.Draft202012Validator)
+    assert {w["name"]: w["status"] for w in report["workloads"]} == {
+        "web": "may-fail",
+        "legacy": "runs",
+        "proxy": "not-windows",
+    }
+    assert {cause.value for cause in Cause} == set(
+        schema["$defs"]["reason"]["properties"]["cause"]["enum"]
+    )
+
+
+def test_sarif_names_every_place_and_every_rule_it_uses(check: Any) -> None:
+    ran = check("---\n".join((WEB, LEGACY)), "-o", "sarif")
+    log = json.loads(ran.out)
+    (run,) = log["runs"]
+    assert log["version"] == "2.1.0"
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {result["ruleId"] for result in run["results"]} == rules
+    seen = [
+        (
+            result["ruleId"],
+            result["level"],
+            result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            result["locations"][0]["physicalLocation"]["region"]["startLine"],
+        )
+        for result in run["results"]
+    ]
+    assert seen == [
+        ("placement/build", "warning", "app.yaml", 7),
+        ("pod-api/privileged", "warning", "app.yaml", 14),
+    ]
+    text = run["results"][0]["message"]["text"]
+    assert text.startswith("Deployment default/web may fail. On windows-2019: ")
+
+
+def test_every_cause_is_described_for_review_tools() -> None:
+    assert set(_CAUSES) == set(Cause)
+    assert all(rule.partition("/")[0] in ("placement", "image") for rule in _OTHER_RULES)
+
+
+def test_a_linux_pod_is_not_judged_but_warned_off_untainted_windows_nodes(check: Any) -> None:
+    stray = LINUX.replace("  nodeSelector: {kubernetes.io/os: linux}\n", "  os: {name: linux}\n")
+    against_defaults = check(stray)
+    assert (against_defaults.code, "may be scheduled" in against_defaults.out) == (0, False)
+    ran = check(stray + "---\n" + NODE)
+    assert ran.code == 0
+    assert "this Linux pod may be scheduled on win, where it cannot start" in ran.out
+    assert "may be scheduled" not in check(LINUX + "---\n" + NODE).out
+
+
+def test_nodes_may_stand_among_the_manifests_or_in_a_file(check: Any, tmp_path: Path) -> None:
+    ran = check(WEB + "---\n" + NODE, "-o", "json")
+    assert [n["name"] for n in json.loads(ran.out)["nodes"]] == ["win"]
+    assert (ran.code, json.loads(ran.out)["workloads"][0]["status"]) == (0, "runs")
+    (tmp_path / "nodes.yaml").write_text(NODE, "utf-8")
+    assert check(WEB, "--nodes", "nodes.yaml").code == 0
+
+
+def test_pods_bound_in_the_nodes_file_take_room(check: Any, tmp_path: Path) -> None:
+    bound = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: bound}
+spec:
+  nodeName: win
+  containers: [{name: a, image: a, resources: {requests: {memory: 3Gi}}}]
+"""
+    hungry = WEB.replace(
+        "          securityContext:\n            privileged: true\n",
+        "          resources: {requests: {memory: 2Gi}}\n",
+    )
+    (tmp_path / "nodes.yaml").write_text(NODE, "utf-8")
+    assert check(hungry, "--nodes", "nodes.yaml").code == 0
+    (tmp_path / "nodes.yaml").write_text(NODE + "---\n" + bound, "utf-8")
+    ran = check(hungry, "--nodes", "nodes.yaml")
+    assert ran.code == 1
+    assert "memory: asks for 2Gi; 1Gi of 4Gi is free" in ran.out
+    assert "→ lower the requests for memory to 1Gi" in ran.out
+
+
+def test_a_class_whose_handler_would_change_is_told(check: Any, tmp_path: Path) -> None:
+    old = "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {{name: c}}\nhandler: {}\n"
+    (tmp_path / "nodes.yaml").write_text(NODE + "---\n" + old.format("docker"), "utf-8")
+    new = old.format("runhcs-wcow-process")
+    ran = check(WEB + "---\n" + new, "--nodes", "nodes.yaml")
+    assert "RuntimeClass c has handler docker now and the field is immutable" in ran.out
+
+
+def test_helm_may_pipe_into_it(story_images: Path, tmp_path: Path) -> None:
+    ran = winpod(
+        *("check", "--offline", "--layout", str(story_images), "-f", "-"),
+        home=tmp_path,
+        stdin=LEGACY,
+    )
+    assert (ran.code, "<stdin>:1" in ran.out) == (0, True)
+
+
+def test_an_image_nobody_knows_is_unknown_offline(check: Any) -> None:
+    ran = check(LEGACY.replace("legacy:1.0", "nowhere:1"), "-o", "json")
+    (workload,) = json.loads(ran.out)["workloads"]
+    assert (ran.code, workload["status"]) == (1, "unknown")
+    assert workload["problems"][0]["rule"] == "image/unknown"
+
+
+def test_a_tag_that_names_a_build_is_taken_at_its_word_and_said_so(check: Any) -> None:
+    ran = check(LEGACY.replace("legacy:1.0", "windows/legacy:ltsc2019"), "-o", "json")
+    (workload,) = json.loads(ran.out)["workloads"]
+    assert (ran.code, workload["status"]) == (0, "runs")
+    assert workload["images"][0]["guessed"] is True
+    assert workload["problems"][0]["rule"] == "image/guessed"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ("kind: Pod\nmetadata: {name: [}", (), "app.yaml:2: this is not YAML"),
+        (
+            LEGACY.replace("image: registry.example/legacy:1.0", "image: 5"),
+            (),
+            "app.yaml:12: spec.",
+        ),
+        ("kind: Service\napiVersion: v1\n", (), "there is no workload to check in app.yaml."),
+        (LEGACY, ("-f", "gone.yaml"), "cannot read gone.yaml: No such file or directory."),
+        (LEGACY, ("--nodes", "app.yaml"), "app.yaml holds no Node object."),
+        (
+            LEGACY,
+            ("--nodes", "a", "--kubeconfig", "b"),
+            "--nodes and --kubeconfig both name nodes.",
+        ),
+        (LEGACY, ("--context", "a"), "--context is for --kubeconfig, which is not given."),
+        (LEGACY, ("--kubeconfig", "gone"), "gone is not a kubeconfig that can be used"),
+        (LEGACY, ("--kubeconfig", "app.yaml"), "app.yaml is not a kubeconfig that can be used"),
+        (LEGACY, ("--layout", "gone"), "gone"),
+        (LEGACY, ("-o", "xml"), "xml"),
+    ],
+)
+def test_bad_input_is_exit_2_and_a_sentence(
+    check: Any, text: str, options: tuple[str, ...], sentence: str
+) -> None:
+    ran = check(text, *options)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert sentence in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_an_api_server_that_does_not_answer_is_told(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        """\
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: k, user: u}}]
+users: [{name: u, user: {token: t}}]
+""",
+        "utf-8",
+    )
+    ran = check(LEGACY, "--kubeconfig", "config")
+    assert (ran.code, ran.out) == (2, "")
+    assert "the API server that config names did not answer" in ran.err
+    missing = check(LEGACY, "--kubeconfig", "config", "--context", "other")
+    assert (missing.code, "Traceback" in missing.err) == (2, False)
+
+
+def test_a_terminal_gets_colours(story_images: Path, tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(LEGACY, "utf-8")
+    command = [sys.executable, "-m", "winpod", "check", "--offline", "-f", str(file)]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, "--layout", str(story_images)],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "HOME": str(tmp_path), "TERM": "xterm-256color"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"\x1b[1;32mruns" in shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # how a terminal says that the other side is gone
+        return b""
+
+
+def test_an_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    fifo = tmp_path / "app.yaml"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "winpod", "check", "-f", str(fifo)]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as process,
+        fifo.open("wb"),  # opens once the command has come as far as reading it
+    ):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
