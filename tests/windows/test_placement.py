@@ -486,6 +486,8 @@ def test_a_pod_that_only_has_to_wait_is_not_one_that_cannot_run() -> None:
     assert place(asked, full).status is Status.WAITS
     assert place(asked, node("a", unschedulable=True)).status is Status.WAITS
     assert place(asked, replace(full, allocatable=())).status is Status.CANNOT_RUN
+    wrong = node("b", "2019")
+    assert place(asked, full, wrong, images=APP_2022).status is Status.CANNOT_RUN
 
 
 def test_bound_pods_take_room_with_their_overhead() -> None:

@@ -165,9 +165,9 @@ def _status(pod: Pod, verdicts: Sequence[Verdict], refusals: Sequence[Reason]) -
         return Status.MAY_FAIL if Outcome.FAILS in outcomes else Status.RUNS
     if Outcome.UNKNOWN in outcomes:
         return Status.UNKNOWN
-    if any(v.reasons and all(r.temporary for r in v.reasons) for v in verdicts):
-        return Status.WAITS
-    return Status.CANNOT_RUN
+    waiting = any(v.reasons and all(r.temporary for r in v.reasons) for v in verdicts)
+    # The scheduler does not wait for a node that would do while there is one that would not.
+    return Status.WAITS if waiting and Outcome.FAILS not in outcomes else Status.CANNOT_RUN
 
 
 def _choice(verdicts: Iterable[Verdict]) -> str:

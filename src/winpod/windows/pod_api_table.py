@@ -1012,6 +1012,19 @@ _VOLUME_ROWS = (
         _mounted({"glusterfs": {"endpoints": "gluster", "path": "data"}}),
     ),
     _row(
+        "flex-volume",
+        f"{_VOLUMES}.flexVolume",
+        Topic.VOLUMES,
+        when.SET,
+        _DIFFERS,
+        _DIFFERS,
+        "The driver is a program on the node, so it must be one for Windows; the SMB and iSCSI "
+        "drivers are PowerShell scripts. The volume type is deprecated since Kubernetes 1.23.",
+        "Use a CSI driver with a Windows node plugin.",
+        _mounted({"flexVolume": {"driver": "example.com/smb"}}),
+        notable=True,
+    ),
+    _row(
         "persistent-volume-claim",
         f"{_VOLUMES}.persistentVolumeClaim",
         Topic.VOLUMES,
