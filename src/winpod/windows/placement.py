@@ -93,6 +93,10 @@ _RULE_LABELS = frozenset(
 _BY_NAME = "metadata.name"
 
 
+_Judged = tuple[tuple[Verdict, ...], list[tuple[Verdict, Room]]]
+"""Verdicts on nodes out of reach, and on groups within reach, where room is still to be asked."""
+
+
 class Cluster:
     """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once."""
 
@@ -100,6 +104,7 @@ class Cluster:
         self.nodes = tuple(nodes)
         self.classes = {c.name: c for c in classes}
         self._groups: dict[frozenset[str], tuple[Room, ...]] = {}
+        self._judged: dict[object, _Judged] = {}
 
     def place(self, pod: Pod, images: Images) -> Placement:
         admitted, refusals = admit(pod, self.classes)
@@ -112,20 +117,35 @@ class Cluster:
         )
 
     def _verdicts(self, admitted: Admitted, images: Images) -> tuple[Verdict, ...]:
-        together: dict[Verdict, list[str]] = {}
         wanted = needs(admitted.pod)
-        for room in self._alike(_labels_read(admitted.pod)):
-            verdict = replace(_judge_apart_from_room(admitted, room.nodes[0], images), nodes=())
-            if is_out_of_reach(verdict.reasons):
-                together.setdefault(verdict, []).extend(room.names)
-                continue
+        out_of_reach, reachable = self._judge(admitted, images)
+        together: dict[Verdict, list[str]] = {}
+        for verdict, room in reachable:
             enough, short = room.split(wanted)
             if enough:
                 together.setdefault(verdict, []).extend(enough)
             if short:
                 lacking = _with_lack(verdict, lack_of_room(wanted, short))
                 together.setdefault(lacking, []).extend(node.name for node in short)
-        return tuple(replace(verdict, nodes=tuple(names)) for verdict, names in together.items())
+        within = tuple(replace(v, nodes=tuple(names)) for v, names in together.items())
+        return within + out_of_reach
+
+    def _judge(self, admitted: Admitted, images: Images) -> _Judged:
+        """Everything but room, which is all that pods of one kind usually differ in."""
+        pod = replace(admitted.pod, requests=(), overhead=())
+        key = (pod, admitted.handler, tuple(images.get(text) for text in pod.images))
+        if key not in self._judged:
+            far: dict[Verdict, list[str]] = {}
+            reachable = []
+            for room in self._alike(_labels_read(pod)):
+                verdict = replace(_judge_apart_from_room(admitted, room.nodes[0], images), nodes=())
+                if is_out_of_reach(verdict.reasons):
+                    far.setdefault(verdict, []).extend(room.names)
+                else:
+                    reachable.append((verdict, room))
+            out_of_reach = tuple(replace(v, nodes=tuple(names)) for v, names in far.items())
+            self._judged[key] = (out_of_reach, reachable)
+        return self._judged[key]
 
     def _alike(self, labels: frozenset[str]) -> tuple[Room, ...]:
         """Groups of nodes that no rule tells apart but by their size."""
