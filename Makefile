@@ -14,8 +14,8 @@ demo: $(READY)
 	$(BIN)/winpod image show oci:$(DEMO)/images:registry.example/sdk:2.1
 	$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-1/nodes.yaml \
 	  -f examples/story-1/classes.yaml -f examples/story-1/pods.yaml
-	-$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-2/nodes.yaml \
-	  -f examples/story-2/classes.yaml -f examples/story-2/pods.yaml
+	$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-2/nodes.yaml \
+	  -f examples/story-2/classes.yaml -f examples/story-2/pods.yaml || true
 
 test: lint unit
 

@@ -22,6 +22,7 @@ def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "COLUMNS": "100",
+        **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
     }
     done = subprocess.run(
         [sys.executable, "-m", "winpod", *arguments],

@@ -116,10 +116,10 @@ def _problem(checked: Checked, problem: Problem) -> Line:
 
 
 def _summary(report: Report) -> Line:
-    counts = report.counts()
+    counts, nodes = report.counts(), len(report.cluster.nodes)
     return [
         (f"{len(report.checked)} checked", "bold"),
-        (f" against {len(report.cluster.nodes)} nodes: ", ""),
+        (f" against {nodes} node{'' if nodes == 1 else 's'}: ", ""),
         *_joined(
             (f"{counts[status]} {say(status)}", _STATUS_STYLES[status])
             for status in Status
