@@ -53,9 +53,3 @@ class LimitExceeded(WinpodError):
     """Content that is larger, or has more in it, than is let in."""
 
     code = "RESOURCE_EXHAUSTED"
-
-
-class DiskFull(WinpodError):
-    """There is no room to store it."""
-
-    code = "RESOURCE_EXHAUSTED"

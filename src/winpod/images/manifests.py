@@ -49,6 +49,7 @@ class Descriptor:
     size: int
     platform: Platform | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
+    urls: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -60,6 +61,8 @@ class Descriptor:
             value["platform"] = platform_as_json(self.platform)
         if self.annotations:
             value["annotations"] = dict(self.annotations)
+        if self.urls:
+            value["urls"] = list(self.urls)
         return value
 
 
@@ -77,6 +80,14 @@ class ImageManifest:
     def size(self) -> int:
         """What pulling it takes."""
         return self.config.size + sum(layer.size for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Rootfs:
+    """What a config says of the layers: their digests when unpacked, and how each was made."""
+
+    diff_ids: tuple[str, ...]
+    made_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,21 @@ def parse_config(data: bytes, name: str) -> Platform:
             f"{name} names no operating system or architecture.", "Is this a container image?"
         )
     return platform
+
+
+def parse_rootfs(data: bytes, name: str) -> Rootfs:
+    """The layers that an image's config states; history of no layer is left out."""
+    document = _object(data, name)
+    rootfs = document.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(diff_ids, list) or not all(
+        isinstance(one, str) and is_digest(one) for one in diff_ids
+    ):
+        raise BadContent(f'{name} has no valid "rootfs.diff_ids".', "Is this a container image?")
+    history = document.get("history") or []
+    steps = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+    made_by = (one.get("created_by") for one in steps if not one.get("empty_layer"))
+    return Rootfs(tuple(diff_ids), tuple(one if isinstance(one, str) else "" for one in made_by))
 
 
 async def describe_image(
@@ -273,6 +299,7 @@ def _descriptor(value: object, key: str, name: str) -> Descriptor:
         raise BadContent(f'{name} has no valid "{key}.size".')
     annotations = value.get("annotations")
     platform = value.get("platform")
+    urls = value.get("urls")
     return Descriptor(
         media_type=_text(value.get("mediaType"), f"{key}.mediaType", name),
         digest=digest,
@@ -281,6 +308,7 @@ def _descriptor(value: object, key: str, name: str) -> Descriptor:
         annotations={k: v for k, v in annotations.items() if isinstance(v, str)}
         if isinstance(annotations, dict)
         else {},
+        urls=tuple(u for u in urls if isinstance(u, str)) if isinstance(urls, list) else (),
     )
 
 

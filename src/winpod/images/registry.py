@@ -59,6 +59,7 @@ LONGEST_WAIT = 20.0
 MAX_REDIRECTS = 10
 CONNECT_SECONDS = 10.0
 ERROR_BODY_LIMIT = 1 << 16
+READ_BUFFER = 1 << 19
 
 ACCEPT = ", ".join((OCI_INDEX, DOCKER_INDEX, OCI_MANIFEST, DOCKER_MANIFEST))
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -110,6 +111,7 @@ class Registry:
             timeout=self._timeout,
             headers={"User-Agent": f"winpod/{__version__}", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BUFFER,
         )
         return self
 
@@ -431,7 +433,7 @@ def _not_reached(url: str, error: Exception) -> Exception:
     return _NotReached(
         RegistryUnavailable(
             f"The registry {host} cannot be reached: {found}.",
-            "Check the name and the network; --offline uses what is already known.",
+            "Check the name and the network.",
         ),
         attempts=SILENT_ATTEMPTS if silent else ATTEMPTS,
     )

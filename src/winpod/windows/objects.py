@@ -277,7 +277,7 @@ class Pod:
             pull_secrets=tuple(
                 item.get("name").text() for item in spec.get("imagePullSecrets").items()
             ),
-            narrowing=_narrowing(at.get("metadata", "annotations")),
+            narrowing=read_narrowing(at.get("metadata", "annotations")),
         )
 
 
@@ -354,7 +354,8 @@ def _is_host_process(spec: At) -> bool:
     )
 
 
-def _narrowing(annotations: At) -> Narrowing:
+def read_narrowing(annotations: At) -> Narrowing:
+    """What annotations insist on; those of winpod.dev go before those of kubernetes.io."""
     values = dict(annotations.pairs())
     version = values.get("winpod.dev/os-version", "")
     if version:

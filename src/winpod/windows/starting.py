@@ -165,7 +165,7 @@ def _choose_images(pod: Pod, node: Node, images: Images, start: Start) -> None:
         asked = replace(wanted, kernel=None) if _is_exempt(pod, image) else wanted
         manifest = choose_manifest(image.manifests, asked)
         if manifest is None:
-            start.reasons += (_misfit(image, text, asked),)
+            start.reasons += (misfit(image, text, asked),)
         else:
             start.manifests += ((text, manifest),)
 
@@ -192,7 +192,8 @@ NO_MATCH = "no match for platform in manifest: not found"
 MISMATCH = "The container operating system does not match the host operating system."
 
 
-def _misfit(image: Image, text: str, wanted: Wanted) -> Reason:
+def misfit(image: Image, text: str, wanted: Wanted) -> Reason:
+    """Why no manifest of an image is what is wanted: what it has, and what was needed."""
     symptom = NO_MATCH if image.is_index else MISMATCH
     for_os = [m for m in image.manifests if m.platform.os == wanted.os]
     has = ", ".join(sorted({f"{m.platform.os}/{m.platform.architecture}" for m in image.manifests}))
