@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
 
-.PHONY: demo test lint unit e2e bench docs lock clean
+.PHONY: demo test lint unit e2e bench docs proto lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)
@@ -38,6 +38,10 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
+
+proto: $(READY)
+	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
+	  winpod/cri/proto/api.proto
 
 lock: $(READY)
 	$(BIN)/pip install --quiet uv

@@ -1,0 +1,1 @@
+"""The CRI server: what kubelet, crictl and critest talk to."""

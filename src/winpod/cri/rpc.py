@@ -1,0 +1,180 @@
+"""The CRI's two services over gRPC, both ends, walked from the descriptor.
+
+A method of a service is the function of the same name in snake case; what it raises becomes the
+status that the error's class names. No stub is generated, so a call exists in one place only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from winpod.cri.proto import api_pb2
+from winpod.windows.errors import Unavailable, WinpodError
+
+RUNTIME: ServiceDescriptor = api_pb2.DESCRIPTOR.services_by_name["RuntimeService"]
+IMAGE: ServiceDescriptor = api_pb2.DESCRIPTOR.services_by_name["ImageService"]
+
+MESSAGE_LIMIT = 16 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+)
+_log = logging.getLogger(__name__)
+
+
+def function_name(method: str) -> str:
+    """`RunPodSandbox` is `run_pod_sandbox`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
+
+
+class Unimplemented(WinpodError):
+    code = "UNIMPLEMENTED"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"{method} is not something this runtime does.")
+
+
+def new_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=_OPTIONS)
+
+
+def add_service(
+    server: grpc.aio.Server, service: ServiceDescriptor, implementation: object
+) -> None:
+    """Serve every method of the service; one that the implementation lacks is Unimplemented."""
+    handlers = {
+        method.name: _handler(method, getattr(implementation, function_name(method.name), None))
+        for method in service.methods
+    }
+    generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+    server.add_generic_rpc_handlers((generic,))
+
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def _handler(method: MethodDescriptor, function: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    request = GetMessageClass(method.input_type)
+    make: Any = grpc.unary_unary_rpc_method_handler
+    behaviour: Any = partial(_answer, method.name, function)
+    if method.server_streaming:
+        make, behaviour = (
+            grpc.unary_stream_rpc_method_handler,
+            partial(_stream, method.name, function),
+        )
+    handler: grpc.RpcMethodHandler[Any, Any] = make(
+        behaviour,
+        request_deserializer=request.FromString,
+        response_serializer=lambda message: message.SerializeToString(),
+    )
+    return handler
+
+
+async def _answer(
+    name: str,
+    function: Callable[[Message], Awaitable[Message]] | None,
+    request: Message,
+    context: _Context,
+) -> Message:
+    try:
+        if function is None:
+            raise Unimplemented(name)
+        return await function(request)
+    except Exception as error:
+        await _refuse(name, error, context)
+
+
+async def _stream(
+    name: str,
+    function: Callable[[Message], AsyncIterator[Message]] | None,
+    request: Message,
+    context: _Context,
+) -> AsyncIterator[Message]:
+    try:
+        if function is None:
+            raise Unimplemented(name)
+        async for message in function(request):
+            yield message
+    except Exception as error:
+        await _refuse(name, error, context)
+
+
+async def _refuse(name: str, error: Exception, context: _Context) -> NoReturn:
+    if isinstance(error, WinpodError):
+        code, sentence = grpc.StatusCode[error.code], str(error)
+    elif isinstance(error, TimeoutError):
+        code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, str(error) or f"{name} took too long."
+    else:
+        _log.exception("%s failed", name)
+        code = grpc.StatusCode.INTERNAL
+        sentence = f"{name} failed for a reason that the runtime's log tells: {error!r}."
+    await context.abort(code, sentence)
+
+
+class RemoteError(WinpodError):
+    """What the other side answered instead of a response; `status` is its gRPC status."""
+
+    def __init__(self, status: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Client:
+    """The other end: `await client.call("RunPodSandbox", request)`."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._channel = grpc.aio.insecure_channel(
+            target, options=(*_OPTIONS, ("grpc.default_authority", "localhost"))
+        )
+        self._methods = {m.name: (s, m) for s in (RUNTIME, IMAGE) for m in s.methods}
+
+    async def call(self, name: str, request: Message) -> Any:
+        service, method = self._methods[name]
+        call = self._channel.unary_unary(
+            f"/{service.full_name}/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        try:
+            return await call(request)
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+
+    async def stream(self, name: str, request: Message) -> AsyncIterator[Any]:
+        service, method = self._methods[name]
+        call = self._channel.unary_stream(
+            f"/{service.full_name}/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        try:
+            async for message in call(request):
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from error
+
+    def _told(self, error: grpc.aio.AioRpcError) -> WinpodError:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not _is_ours(error):
+            return Unavailable(
+                f"the runtime at {self._target} does not answer.", "Start it: winpod runtime."
+            )
+        return RemoteError(error.code(), error.details() or str(error.code()))
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+def _is_ours(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the server said it, or gRPC itself because there is no server."""
+    return "failed to connect" not in (error.details() or "")

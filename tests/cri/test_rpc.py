@@ -1,0 +1,107 @@
+"""Both ends of the CRI over a real socket."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import (
+    IMAGE,
+    RUNTIME,
+    Client,
+    RemoteError,
+    add_service,
+    function_name,
+    new_server,
+)
+from winpod.windows.errors import NotFound, Unavailable
+
+
+class Runtime:
+    async def version(self, request: api.VersionRequest) -> api.VersionResponse:
+        return api.VersionResponse(version=request.version, runtime_name="test")
+
+    async def container_status(self, request: api.ContainerStatusRequest) -> None:
+        raise NotFound(f'there is no container "{request.container_id}".')
+
+    async def stop_container(self, request: api.StopContainerRequest) -> None:
+        raise RuntimeError(request.container_id)
+
+    async def exec_sync(self, _: api.ExecSyncRequest) -> None:
+        raise TimeoutError
+
+    async def get_container_events(
+        self, _: api.GetEventsRequest
+    ) -> AsyncIterator[api.ContainerEventResponse]:
+        for name in ("a", "b"):
+            yield api.ContainerEventResponse(container_id=name)
+        raise NotFound("no more.")
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    server = new_server()
+    add_service(server, RUNTIME, Runtime())
+    target = f"unix:{tmp_path}/cri.sock"
+    server.add_insecure_port(target)
+    await server.start()
+    client = Client(target)
+    yield client
+    await client.close()
+    await server.stop(grace=None)
+
+
+async def test_a_call_reaches_the_function_of_its_name(client: Client) -> None:
+    answer = await client.call("Version", api.VersionRequest(version="0.1.0"))
+    assert (answer.version, answer.runtime_name) == ("0.1.0", "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "status", "sentence"),
+    [
+        (
+            "ContainerStatus",
+            api.ContainerStatusRequest(container_id="x"),
+            "NOT_FOUND",
+            'there is no container "x".',
+        ),
+        ("CheckpointContainer", api.CheckpointContainerRequest(), "UNIMPLEMENTED", "Checkpoint"),
+        ("ExecSync", api.ExecSyncRequest(), "DEADLINE_EXCEEDED", "ExecSync took too long."),
+        ("StopContainer", api.StopContainerRequest(container_id="boom"), "INTERNAL", "boom"),
+    ],
+)
+async def test_an_error_is_a_status_and_a_sentence(
+    client: Client, name: str, request_: object, status: str, sentence: str
+) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await client.call(name, request_)  # type: ignore[arg-type]
+    assert caught.value.status is grpc.StatusCode[status]
+    assert sentence in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+async def test_a_stream_gives_what_it_has_and_then_its_error(client: Client) -> None:
+    events = client.stream("GetContainerEvents", api.GetEventsRequest())
+    assert [(await anext(events)).container_id for _ in range(2)] == ["a", "b"]
+    with pytest.raises(RemoteError, match="no more"):
+        await anext(events)
+
+
+async def test_messages_may_be_large(client: Client) -> None:
+    text = "x" * (15 * 1024 * 1024)
+    assert (await client.call("Version", api.VersionRequest(version=text))).version == text
+
+
+async def test_no_runtime_is_told_with_what_to_do(tmp_path: Path) -> None:
+    client = Client(f"unix:{tmp_path}/nobody.sock")
+    with pytest.raises(Unavailable, match=r"does not answer\. Start it: winpod runtime\."):
+        await client.call("Version", api.VersionRequest())
+    await client.close()
+
+
+def test_every_method_has_a_name_of_its_own() -> None:
+    names = [function_name(m.name) for s in (RUNTIME, IMAGE) for m in s.methods]
+    assert len(names) == len(set(names)) == 43
+    assert "run_pod_sandbox" in names
