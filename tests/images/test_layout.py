@@ -15,7 +15,7 @@ from tests.images.samples import LINUX, index, single, stored, windows
 from winpod.images import layout as layout_module
 from winpod.images.errors import BadContent, ImageNotFound
 from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout, write_image
-from winpod.images.manifests import Bundle
+from winpod.images.manifests import Bundle, digest_of, platform_as_json
 from winpod.images.references import parse_reference
 from winpod.windows.errors import InvalidInput
 
@@ -88,7 +88,9 @@ async def test_archives_read_like_directories(tmp_path: Path, mode: str) -> None
 
 
 async def test_the_older_docker_save_form_is_read(tmp_path: Path) -> None:
-    _, config = stored("", {"os": "windows", "architecture": "amd64", "os.version": "10.0.17763.1"})
+    rootfs = {"type": "layers", "diff_ids": [digest_of(b"12")]}
+    platform = platform_as_json(windows("10.0.17763.1"))
+    _, config = stored("", {**platform, "rootfs": rootfs})
     listed = [{"Config": "c.json", "RepoTags": ["app:1"], "Layers": ["l/layer.tar"]}]
     files = {"manifest.json": json.dumps(listed).encode(), "c.json": config, "l/layer.tar": b"12"}
     path = tmp_path / "save.tar"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from winpod import __version__
-from winpod.cli import check, image
+from winpod.cli import check, image, images, pull, rmi
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
@@ -21,6 +21,9 @@ app = typer.Typer(
 )
 app.command("check")(check.command)
 app.add_typer(image.app, name="image")
+app.command("pull")(pull.command)
+app.command("images")(images.command)
+app.command("rmi")(rmi.command)
 
 
 def _print_version(wanted: bool) -> None:

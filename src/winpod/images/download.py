@@ -53,7 +53,10 @@ async def read_head(repository: Repository, blob: Descriptor, count: int) -> byt
 
 
 class Download:
-    """One blob on its way into a file. `sources` are the hosts that gave any of it."""
+    """One blob on its way into a file.
+
+    `sources` are the hosts that gave any of it; `resumed`, whether the file had some already.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Download:
         liars: Collection[str] = (),
     ) -> None:
         self.sources: set[str] = set()
+        self.resumed = False
         self._repository = repository
         self._blob = blob
         self._path = path
@@ -82,6 +86,7 @@ class Download:
             if self._done > self._blob.size:
                 os.truncate(self._file, 0)
                 self._done = os.lseek(self._file, 0, os.SEEK_SET)
+            self.resumed = self._done > 0
             self._marked = self._done
             self._arrived(self._done)
             async with asyncio.timeout(self._timeout) as self._limit:

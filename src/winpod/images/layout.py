@@ -9,13 +9,17 @@ from there. Writers in several processes take turns.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
+import posixpath
 import shutil
 import tarfile
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from uuid import uuid4
@@ -23,21 +27,22 @@ from uuid import uuid4
 from winpod.images.errors import BadContent, ImageNotFound
 from winpod.images.manifests import (
     CONFIG_LIMIT,
+    DOCKER_CONFIG,
+    DOCKER_LAYER,
+    DOCKER_MANIFEST,
     MANIFEST_LIMIT,
-    OCI_CONFIG,
     OCI_INDEX,
     Bundle,
     Descriptor,
     Index,
     describe_image,
     digest_of,
-    parse_config,
     parse_document,
     verify,
 )
 from winpod.images.references import Reference, parse_reference
 from winpod.windows.errors import InvalidInput
-from winpod.windows.platforms import Image, Manifest
+from winpod.windows.platforms import Image
 
 FULL_NAME = "io.containerd.image.name"
 SHORT_NAME = "org.opencontainers.image.ref.name"
@@ -48,11 +53,24 @@ _LOCK = ".lock"
 _TEMPORARY = ".tmp-"
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file, and where in it something begins."""
+
+    path: Path
+    offset: int = 0
+
+
 class _Files(Protocol):
     def read(self, name: str, limit: int) -> bytes | None:
         """A file's content, or None where there is no such file."""
 
     def size(self, name: str) -> int | None: ...
+
+    def place(self, name: str) -> Place | None:
+        """Where its bytes lie plainly, or None where they are compressed."""
+
+    def copy(self, name: str, target: Path) -> None: ...
 
     def close(self) -> None: ...
 
@@ -110,41 +128,87 @@ class Layout:
         return await describe_image(reference, entry, self.fetch, sizes=sizes)
 
     async def fetch(self, descriptor: Descriptor, limit: int) -> bytes:
-        data = self._files.read(_blob_name(descriptor.digest), limit)
+        data = self._files.read(self._file_of(descriptor.digest), limit)
         if data is None:
-            raise ImageNotFound(
-                f"{self.path} has no blob {descriptor.digest}.",
-                "The layout is incomplete; write it again.",
-            )
+            raise self._missing(descriptor)
         verify(data, descriptor, str(self.path))
         return data
 
+    def place(self, blob: Descriptor) -> Place | None:
+        """Where the bytes of a blob can be read, None where they must be copied out first."""
+        self._check_size(blob)
+        return self._files.place(self._file_of(blob.digest))
+
+    def copy(self, blob: Descriptor, target: Path) -> None:
+        self._check_size(blob)
+        self._files.copy(self._file_of(blob.digest), target)
+
+    def _check_size(self, blob: Descriptor) -> None:
+        size = self._files.size(self._file_of(blob.digest))
+        if size is None:
+            raise self._missing(blob)
+        if size != blob.size:
+            raise BadContent(
+                f"{self.path} has {size} bytes for {blob.digest}, which has {blob.size}.",
+                "The layout is damaged; write it again.",
+            )
+
+    def _missing(self, blob: Descriptor) -> ImageNotFound:
+        return ImageNotFound(
+            f"{self.path} has no blob {blob.digest}.",
+            "The layout is incomplete; write it again.",
+        )
+
+    def _file_of(self, digest: str) -> str:
+        return _blob_name(digest)
+
 
 class _DockerArchive(Layout):
-    """The older form of `docker save`: configs and layers, and no manifests to speak of."""
+    """The older form of `docker save`: configs and layers. Manifests are made for them."""
 
     def __init__(self, path: Path, files: _Files, images: list[Mapping[str, Any]]) -> None:
-        self._layers: dict[str, tuple[str, ...]] = {}
-        self._configs: dict[str, bytes] = {}
+        self._documents: dict[str, bytes] = {}
+        self._names: dict[str, str] = {}
         entries = []
         for image in images:
-            config = files.read(str(image["Config"]), CONFIG_LIMIT)
-            if config is None:
-                raise BadContent(f"{path} has no config {image['Config']}.")
-            digest = digest_of(config)
-            self._configs[digest] = config
-            self._layers[digest] = tuple(map(str, image["Layers"]))
+            manifest = self._read_image(path, files, image)
             for tag in image.get("RepoTags") or [""]:
                 names = {FULL_NAME: str(parse_reference(tag)), SHORT_NAME: tag} if tag else {}
-                entries.append(Descriptor(OCI_CONFIG, digest, len(config), annotations=names))
+                entries.append(replace(manifest, annotations=names))
         super().__init__(path, files, entries)
 
-    async def describe(self, reference: str, entry: Descriptor, *, sizes: bool = True) -> Image:
-        del sizes  # the archive lists them for nothing
-        config = self._configs[entry.digest]
-        size = len(config) + sum(self._files.size(n) or 0 for n in self._layers[entry.digest])
-        platform = parse_config(config, f"The config {entry.digest} in {self.path}")
-        return Image(reference, entry.digest, (Manifest(entry.digest, platform, size),), False)
+    def _read_image(self, path: Path, files: _Files, image: Mapping[str, Any]) -> Descriptor:
+        config = files.read(str(image["Config"]), CONFIG_LIMIT)
+        if config is None:
+            raise BadContent(f"{path} has no config {image['Config']}.")
+        names = [str(name) for name in image["Layers"]]
+        diff_ids = json.loads(config).get("rootfs", {}).get("diff_ids", [])
+        if len(diff_ids) != len(names):
+            raise BadContent(f"{path} has {len(names)} layers for a config of {len(diff_ids)}.")
+        layers = [
+            Descriptor(DOCKER_LAYER, str(diff_id), files.size(name) or 0)
+            for diff_id, name in zip(diff_ids, names, strict=True)
+        ]
+        self._names |= zip((layer.digest for layer in layers), names, strict=True)
+        document = {
+            "schemaVersion": 2,
+            "mediaType": DOCKER_MANIFEST,
+            "config": self._keep(DOCKER_CONFIG, config).as_json(),
+            "layers": [layer.as_json() for layer in layers],
+        }
+        return self._keep(DOCKER_MANIFEST, json.dumps(document).encode())
+
+    def _keep(self, media_type: str, data: bytes) -> Descriptor:
+        digest = digest_of(data)
+        self._documents[digest] = data
+        return Descriptor(media_type, digest, len(data))
+
+    async def fetch(self, descriptor: Descriptor, limit: int) -> bytes:
+        known = self._documents.get(descriptor.digest)
+        return known if known is not None else await super().fetch(descriptor, limit)
+
+    def _file_of(self, digest: str) -> str:
+        return self._names.get(digest, digest)
 
 
 def open_layout(path: Path) -> Layout:
@@ -213,6 +277,12 @@ class _Directory:
         except OSError:
             return None
 
+    def place(self, name: str) -> Place:
+        return Place(self._path / name)
+
+    def copy(self, name: str, target: Path) -> None:
+        shutil.copyfile(self._path / name, target)
+
     def close(self) -> None:
         pass
 
@@ -223,6 +293,7 @@ class _Archive:
         self._lock = threading.Lock()
         try:
             self._tar = tarfile.open(path)  # noqa: SIM115 - closed by close()
+            self._is_plain = type(self._tar.fileobj) in (io.BufferedReader, io.FileIO)
             members = self._tar.getmembers()
         except (tarfile.TarError, OSError, EOFError) as error:
             raise InvalidInput(
@@ -244,8 +315,30 @@ class _Archive:
         return data
 
     def size(self, name: str) -> int | None:
-        member = self._members.get(name)
+        member = self._member(name)
         return None if member is None else member.size
+
+    def place(self, name: str) -> Place | None:
+        member = self._member(name)
+        return Place(self._path, member.offset_data) if member and self._is_plain else None
+
+    def copy(self, name: str, target: Path) -> None:
+        member = self._member(name)
+        with self._lock, target.open("wb") as file:
+            try:
+                source = self._tar.extractfile(member) if member else None
+                if source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+            except (EOFError, tarfile.TarError, zlib.error) as error:
+                raise BadContent(f"{name} in {self._path} cannot be read: {error}.") from None
+
+    def _member(self, name: str) -> tarfile.TarInfo | None:
+        """A file; docker writes a layer once and links to it from other places."""
+        member = self._members.get(name)
+        if member and member.issym():
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), member.linkname))
+            member = self._members.get(target)
+        return member if member and member.isreg() else None
 
     def close(self) -> None:
         self._tar.close()

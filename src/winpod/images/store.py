@@ -13,6 +13,7 @@ image goes on where the last one ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
@@ -92,7 +93,6 @@ class NewImage:
     id: str
     architecture: str
     os_version: str
-    size: int
     layers: tuple[StoredLayer, ...]
     documents: frozenset[str]
 
@@ -117,7 +117,6 @@ class Lease:
 
     id: str
     directory: Path
-    lock: FileLock
 
 
 class Store:
@@ -211,6 +210,11 @@ class Store:
             )
             found = [(r["name"], r["root"]) for r in rows if (r[0], r[1], r[2]) in keys]
         return list(dict.fromkeys(found))
+
+    def layers_of_manifest(self, digest: str) -> tuple[StoredLayer, ...]:
+        """What was found out of a manifest's layers, nothing where it is not in the store."""
+        with self._reading():
+            return self._layers(digest)
 
     def unmeasured(self, diff_ids: Iterable[str]) -> list[str]:
         """Layers of which it is not written down what they take of the disk."""
@@ -348,6 +352,16 @@ class Store:
         path = self.blob_path(digest)
         return path.with_name(f"{path.name}.lock")
 
+    def sync(self) -> None:
+        """Bring all that was written to the disk itself, so that a loss of power leaves it."""
+        file = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(file) != 0:
+                number = ctypes.get_errno()
+                raise trouble(self.root, OSError(number, os.strerror(number)))
+        finally:
+            os.close(file)
+
     def adopt_layer(self, unpacked: Path, diff_id: str) -> None:
         """Move an unpacked layer, which a lease names, into its place."""
         try:
@@ -415,10 +429,12 @@ class Store:
             "INSERT OR REPLACE INTO layers (diff_id, bytes, inodes) VALUES (?, ?, ?)",
             [(diff_id, size.bytes, size.inodes) for diff_id, size in sizes.items()],
         )
+        manifest = image.variant.manifest
+        documents = sum(self._document(d).stat().st_size for d in (manifest, image.id))
         self._database.execute(
-            "INSERT INTO manifests (digest, config, architecture, os_version, size) "
-            "VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET size = excluded.size",
-            (image.variant.manifest, image.id, image.architecture, image.os_version, image.size),
+            "INSERT INTO manifests (digest, config, architecture, os_version, documents) "
+            "VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (manifest, image.id, image.architecture, image.os_version, documents),
         )
         self._database.executemany(
             "INSERT OR REPLACE INTO manifest_layers "
@@ -447,14 +463,22 @@ class Store:
         done = [row["id"] for row in rows if row["session"] not in live or row["id"] == lease.id]
         self._database.executemany("DELETE FROM leases WHERE id = ?", [(one,) for one in done])
 
+    def session(self) -> FileLock:
+        """This process' place for what is in progress; whoever inherits the lock shares it."""
+        with self._writing():
+            return self._open_session()
+
+    def _open_session(self) -> FileLock:
+        if self._session is None:
+            directory = self._ingest / f"session-{uuid4().hex}"
+            directory.mkdir(mode=0o700)
+            self._session = FileLock.take(directory / "lock")
+        return self._session
+
     def _begin(self, purpose: str) -> Lease:
         with self._writing():
-            if self._session is None:
-                directory = self._ingest / f"session-{uuid4().hex}"
-                directory.mkdir(mode=0o700)
-                self._session = FileLock.take(directory / "lock")
-            directory = self._session.path.parent
-            lease = Lease(uuid4().hex, directory, self._session)
+            directory = self._open_session().path.parent
+            lease = Lease(uuid4().hex, directory)
             self._database.execute(
                 "INSERT INTO leases (id, purpose, session, created_at) VALUES (?, ?, ?, ?)",
                 (lease.id, purpose, directory.name, time.time()),
@@ -598,14 +622,14 @@ class Store:
             "WHERE host = ? AND handler = ? AND id = ?",
             (host, handler, id_),
         ).fetchone()
+        (layers,) = self._database.execute(
+            "SELECT coalesce(sum(bytes), 0) FROM layers WHERE diff_id IN "
+            "(SELECT diff_id FROM manifest_layers WHERE manifest = ? AND kept)",
+            (row["manifest"],),
+        ).fetchone()
         names = self._column(
             "SELECT name FROM names WHERE host = ? AND handler = ? AND id = ? ORDER BY name",
             (host, handler, id_),
-        )
-        layers = self._database.execute(
-            "SELECT digest, diff_id, base, kept FROM manifest_layers WHERE manifest = ? "
-            "ORDER BY position",
-            (row["manifest"],),
         )
         return StoredImage(
             id=id_,
@@ -616,13 +640,21 @@ class Store:
             digests=tuple(name for name in names if "@" in name),
             architecture=row["architecture"],
             os_version=row["os_version"],
-            size=row["size"],
+            size=row["documents"] + layers,
             pinned=bool(row["pinned"]),
             pulled_at=row["pulled_at"],
-            layers=tuple(
-                StoredLayer(one["digest"], one["diff_id"], bool(one["base"]), bool(one["kept"]))
-                for one in layers
-            ),
+            layers=self._layers(row["manifest"]),
+        )
+
+    def _layers(self, manifest: str) -> tuple[StoredLayer, ...]:
+        rows = self._database.execute(
+            "SELECT digest, diff_id, base, kept FROM manifest_layers WHERE manifest = ? "
+            "ORDER BY position",
+            (manifest,),
+        )
+        return tuple(
+            StoredLayer(row["digest"], row["diff_id"], bool(row["base"]), bool(row["kept"]))
+            for row in rows
         )
 
     def _column(self, statement: str, parameters: Iterable[str] = ()) -> list[str]:

@@ -19,7 +19,7 @@ CREATE TABLE manifests (
     config TEXT NOT NULL,
     architecture TEXT NOT NULL,
     os_version TEXT NOT NULL,
-    size INTEGER NOT NULL
+    documents INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE manifest_layers (
     manifest TEXT NOT NULL REFERENCES manifests ON DELETE CASCADE,

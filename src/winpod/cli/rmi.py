@@ -1,0 +1,56 @@
+"""`winpod rmi`: take images out of the store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from winpod.cli.images import short_id
+from winpod.images.config import read_config
+from winpod.images.store import Store
+from winpod.windows.errors import InvalidInput
+
+NOT_FOUND = 1
+
+
+def command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="REF|ID...", help="Names or ids of images.")
+    ] = None,
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            "--handler", metavar="HANDLER", help="Only for a runtime handler; else for all."
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every image there is.")] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", metavar="DIR", help="Where images are kept, else $WINPOD_ROOT."),
+    ] = None,
+) -> None:
+    """Remove images with all their names, and the content that no other image needs."""
+    if bool(names) == everything:
+        raise InvalidInput("No image was named.", "Write REF or ID, or --all and nothing else.")
+    missing = False
+    with Store(root or read_config().root) as store:
+        if everything:
+            names = list(dict.fromkeys(image.id for image in store.images(handler)))
+        for name in names or ():
+            removed = store.remove(name, handler)
+            for image in removed:
+                for tag in image.tags:
+                    print(f"untagged {tag} ({image.handler}, host {image.host})")
+                print(f"removed {short_id(image.id)} ({image.handler}, host {image.host})")
+            if not removed:
+                missing = True
+                whose = f" for {handler}" if handler else ""
+                print(
+                    f'winpod: There is no image "{name}"{whose} here. `winpod images` lists them.',
+                    file=sys.stderr,
+                )
+    if missing:
+        raise typer.Exit(NOT_FOUND)
