@@ -39,14 +39,13 @@ from winpod.images.manifests import (
 from winpod.images.pull_choice import Asked, choose, own_architecture
 from winpod.images.pull_source import Source, open_source
 from winpod.images.pull_unpack import Arrival, Unpackers, base_spelling
-from winpod.images.pull_worker import Job, WrongDigest, measure
+from winpod.images.pull_worker import Job, WrongDigest
 from winpod.images.recognise import FOREIGN_TYPES, count_base_layers
 from winpod.images.references import Reference
 from winpod.images.store import (
     BLOB,
     DOCUMENT,
     LAYER,
-    LayerSize,
     Lease,
     NewImage,
     Store,
@@ -57,6 +56,7 @@ from winpod.images.store import (
     trouble,
 )
 from winpod.images.store_lock import FileLock
+from winpod.images.store_size import LayerSize, measure
 from winpod.windows.builds import Build
 from winpod.windows.errors import WinpodError
 from winpod.windows.handlers import Handler
@@ -223,6 +223,7 @@ class Puller:
         finally:
             shared.waiting.remove(progress)
             if not shared.waiting:
+                self._forget(key, shared)
                 shared.task.cancel()
                 await asyncio.wait([shared.task])
         return True
@@ -233,6 +234,11 @@ class Puller:
         try:
             await work(shared.report)
         finally:
+            self._forget(key, shared)
+
+    def _forget(self, key: tuple[str, str], shared: _Shared) -> None:
+        """Let nobody else wait for it."""
+        if self._running.get(key) is shared:
             del self._running[key]
 
 
@@ -358,6 +364,8 @@ class _Pull:
         kept = [layer for layer in layers if layer.kept]
         self._store.keep(self._lease, LAYER, *(layer.diff_id for layer in kept))
         self._store.keep(self._lease, BLOB, *(layer.digest for layer in kept))
+        missing = [one for one in kept if not self._store.layer_path(one.diff_id).is_dir()]
+        self._puller.unpackers.warm_up(len(missing))
         work = {}
         for layer, blob in zip(layers, manifest.layers, strict=True):
             if layer.kept:

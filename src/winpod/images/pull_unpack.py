@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from winpod.images.pull_worker import Job
-from winpod.images.store import LayerSize
+from winpod.images.store_size import LayerSize
 from winpod.windows.errors import WinpodError
 
 _COMMAND = (sys.executable, "-P", "-m", "winpod.images.pull_worker")
@@ -62,8 +62,10 @@ class Unpackers:
 
     def __init__(self, inherited: int, count: int | None = None) -> None:
         self._inherited = inherited
-        self._slots = asyncio.Semaphore(count or max(2, os.cpu_count() or 1))
+        self._count = count or max(2, os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(self._count)
         self._idle: list[_Worker] = []
+        self._starting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,11 +76,18 @@ class Unpackers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await asyncio.gather(*self._starting, return_exceptions=True)
         while self._idle:
             await self._idle.pop().end()
 
-    async def warm_up(self) -> None:
-        """Start one, so that it is ready when the first layer is."""
+    def warm_up(self, layers: int) -> None:
+        """Begin to start as many as these layers can use, to be ready when the first arrives."""
+        for _ in range(len(self._idle) + len(self._starting), min(layers, self._count)):
+            task = asyncio.create_task(self._add_idle())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _add_idle(self) -> None:
         self._idle.append(await self._start())
 
     async def unpack(self, job: Job, arrival: Arrival) -> tuple[str, LayerSize]:
@@ -92,6 +101,8 @@ class Unpackers:
 
     @asynccontextmanager
     async def _worker(self) -> AsyncIterator[_Worker]:
+        if self._starting and not self._idle:
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
         worker = self._idle.pop() if self._idle else await self._start()
         try:
             yield worker

@@ -21,7 +21,7 @@ from typing import Any
 
 from winpod.images.errors import BadContent
 from winpod.images.layers import NameMap, unpack_layer
-from winpod.images.store import LayerSize
+from winpod.images.store_size import measure
 from winpod.windows.errors import WinpodError
 
 _CHUNK = 1 << 20
@@ -105,21 +105,6 @@ def _chunks(job: Job, lines: SimpleQueue[str]) -> Iterator[bytes]:
                     "It is damaged or was replaced where it is stored; it is not used.",
                 )
             yield data
-
-
-def measure(directory: Path) -> LayerSize:
-    """What a tree takes of the disk; what has several names in it counts once."""
-    status = directory.lstat()
-    blocks = {status.st_ino: status.st_blocks}
-    waiting = [os.fspath(directory)]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                blocks[status.st_ino] = status.st_blocks
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-    return LayerSize(sum(blocks.values()) * 512, len(blocks))
 
 
 if __name__ == "__main__":

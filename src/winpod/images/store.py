@@ -33,6 +33,7 @@ from winpod.images.manifests import Descriptor, pointer, verify
 from winpod.images.references import parse_reference
 from winpod.images.store_lock import FileLock
 from winpod.images.store_schema import open_database
+from winpod.images.store_size import LayerSize
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 from winpod.windows.handlers import get_handler
@@ -95,12 +96,6 @@ class NewImage:
     os_version: str
     layers: tuple[StoredLayer, ...]
     documents: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSize:
-    bytes: int
-    inodes: int
 
 
 @dataclass(frozen=True, slots=True)
