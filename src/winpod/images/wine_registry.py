@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -69,6 +70,7 @@ class RegistryFile:
         self._sections = data.split(_SECTION)
         self._places: dict[bytes, int] = {}
         self._links: dict[str, str] = {}
+        self._sorted: list[bytes] | None = None
         for place in range(1, len(self._sections)):
             self._index(place, self._sections[place])
 
@@ -79,6 +81,7 @@ class RegistryFile:
         other._sections = self._sections.copy()
         other._places = self._places.copy()
         other._links = self._links.copy()
+        other._sorted = None if self._sorted is None else self._sorted.copy()
         return other
 
     def to_bytes(self) -> bytes:
@@ -91,7 +94,7 @@ class RegistryFile:
 
     def has_key(self, key: str) -> bool:
         spot = _spot(self._resolve(key))
-        return spot in self._places or any(self._below(spot))
+        return spot in self._places or bool(self._below(spot))
 
     def values(self, key: str) -> dict[str, Value]:
         """The values of a key by their names, as they are spelled; "" is the default value."""
@@ -127,6 +130,8 @@ class RegistryFile:
         for spot in (_spot(key), *self._below(_spot(key))):
             if (place := self._places.pop(spot, None)) is not None:
                 self._sections[place] = b""
+                order = self._order()
+                del order[bisect_left(order, spot)]
         gone = fold(key) + "\\"
         self._links = {k: v for k, v in self._links.items() if not f"{k}\\".startswith(gone)}
         parent = key.rpartition("\\")[0]
@@ -134,8 +139,10 @@ class RegistryFile:
             self._add(parent)
 
     def _index(self, place: int, text: bytes) -> None:
-        spot = text.partition(b"]")[0].upper()
-        if b"\\X" in spot or b"\n" in spot or spot.endswith(b"\\") or not spot.isascii():
+        key, bracket, _ = text.partition(b"]")
+        if bracket and key.isascii() and not any(odd in key for odd in (b"\\x", b"\n", b"\\]")):
+            spot = key.upper()
+        else:
             spot = _spot(self._key_of(text))
         first = self._places.setdefault(spot, place)
         if first != place:  # Wine reads one after the other into the same key
@@ -171,8 +178,15 @@ class RegistryFile:
             key = self._links[folded[:end]] + key[end:]
         raise BadContent(f'{self._name} has links that lead in a circle at "{key}".')
 
+    def _order(self) -> list[bytes]:
+        if self._sorted is None:
+            self._sorted = sorted(self._places)
+        return self._sorted
+
     def _below(self, spot: bytes) -> list[bytes]:
-        return [one for one in self._places if one.startswith(spot + b"\\\\")]
+        """The keys in a key, which are next to each other in the order of all."""
+        order, start = self._order(), spot + b"\\\\"
+        return order[bisect_left(order, start) : bisect_left(order, start + b"\xff")]
 
     def _lines(self, key: str) -> dict[str | int, bytes]:
         place = self._places.get(_spot(self._resolve(key)))
@@ -187,6 +201,8 @@ class RegistryFile:
         if self._sections[-1][-1:] not in (b"", b"\n"):
             self._sections[-1] += b"\n"
         self._sections.append(_escape(key, "[]") + b"]\n")
+        if self._sorted is not None:
+            insort(self._sorted, _spot(key))
         place = self._places[_spot(key)] = len(self._sections) - 1
         return place
 
