@@ -140,10 +140,8 @@ class RegistryFile:
 
     def _index(self, place: int, text: bytes) -> None:
         key, bracket, _ = text.partition(b"]")
-        if bracket and key.isascii() and not any(odd in key for odd in (b"\\x", b"\n", b"\\]")):
-            spot = key.upper()
-        else:
-            spot = _spot(self._key_of(text))
+        odd = b"\\x" in key or b"\n" in key or key.endswith(b"\\") or not key.isascii()
+        spot = key.upper() if bracket and not odd else _spot(self._key_of(text))
         first = self._places.setdefault(spot, place)
         if first != place:  # Wine reads one after the other into the same key
             self._sections[first] += text.partition(b"\n")[2]
