@@ -1,0 +1,445 @@
+"""The store by itself: what it keeps, what it forgets, and what it survives."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tests.images.whole_store import check, leftovers
+from tests.images.windows_images import (
+    V2022,
+    app_layer,
+    bundle,
+    large_layer,
+    make,
+    two_builds,
+)
+from winpod.images import store as store_module
+from winpod.images import store_schema
+from winpod.images.errors import NotPulled, StoreUnusable
+from winpod.images.layout import write_image
+from winpod.images.pull import pull
+from winpod.images.store import BLOB, LAYER, Store, StoredImage
+from winpod.images.store_lock import FileLock
+from winpod.windows.builds import DEFAULT_HOST, Build
+from winpod.windows.errors import InvalidInput
+from winpod.windows.handlers import HYPERVISOR, PROCESS, UnknownHandler, get_handler
+
+GUEST_2019 = get_handler("runhcs-wcow-hypervisor-17763")
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Path:
+    """Two builds under one name, and another image."""
+    path = tmp_path / "layout"
+    write_image(path, "example/app:1", bundle(two_builds()))
+    write_image(path, "example/app:2", bundle(two_builds()))
+    write_image(path, "example/other:1", bundle([make(V2022, app_layer("other"))]))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "root") as opened:
+        yield opened
+
+
+def add(
+    store: Store, layout: Path, name: str, handler: str = "", host: Build = DEFAULT_HOST
+) -> StoredImage:
+    return asyncio.run(pull(store, f"oci:{layout}:{name}", get_handler(handler), host))
+
+
+def test_an_empty_store_has_nothing_and_answers(store: Store) -> None:
+    assert store.images() == []
+    assert store.find("app:1") is None
+    assert store.remove("app:1") == []
+    assert store.usage().bytes == 0
+    assert store.usage().mountpoint == store.root
+
+
+def test_an_image_is_found_by_every_name_it_has(store: Store, layout: Path) -> None:
+    image = add(store, layout, "example/app:1")
+    assert add(store, layout, "example/app:2").id == image.id
+    found = store.find("example/app:1")
+    assert found
+    assert found.tags == ("docker.io/example/app:1", "docker.io/example/app:2")
+    (digest,) = found.digests
+    names = ["docker.io/example/app:2", digest, image.id, image.id[7:], image.id[7:19]]
+    names += [f"example/app@{image.manifest}", f"example/app:7@{digest.partition('@')[2]}"]
+    assert {one.id for one in map(store.find, names) if one} == {image.id}
+    assert all(map(store.find, names))
+    for name in ("example/app:3", "other/app:1", "0" * 64, "example/app@" + image.id):
+        assert store.find(name) is None
+
+
+def test_a_short_id_of_two_images_is_refused(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    ids: dict[str, str] = {}
+    for number in range(1000):
+        made = make(V2022, app_layer(str(number)))
+        if (start := made.id[7:11]) in ids:
+            break
+        ids[start] = str(number)
+    for name in (ids[start], str(number)):
+        write_image(path, f"a:{name}", bundle([make(V2022, app_layer(name))]))
+        add(store, path, f"a:{name}")
+    with pytest.raises(InvalidInput, match="several image ids"):
+        store.find(start)
+
+
+def test_an_image_belongs_to_its_handler(store: Store, layout: Path) -> None:
+    old = add(store, layout, "example/app:1", GUEST_2019.name)
+    assert store.find("example/app:1") is None
+    assert store.find("example/app:1", "containerd-hyperv-1809") == old
+    new = add(store, layout, "example/app:1")
+    assert new.id != old.id
+    assert (new.os_version, old.os_version) == ("10.0.20348.2113", "10.0.17763.805")
+    assert store.layers_of(new) == store.layers_of(old)
+    assert store.images("docker") == [new]
+    assert len(store.images()) == 2
+    for call in (store.find, store.remove, store.pin):
+        with pytest.raises(UnknownHandler):
+            call("example/app:1", "runc")
+
+
+def test_removal_of_one_handlers_image_leaves_the_others(store: Store, layout: Path) -> None:
+    old = add(store, layout, "example/app:1", GUEST_2019.name)
+    new = add(store, layout, "example/app:1")
+    assert store.remove("example/app:1", "docker") == [new]
+    assert store.images() == [old]
+    assert all(path.exists() for path in store.layers_of(old))
+    assert store.content(old.manifest)
+    store.remove(old.id)
+    assert leftovers(store.root) == set()
+
+
+def test_removal_by_one_tag_removes_all_tags_of_the_id(store: Store, layout: Path) -> None:
+    for name in ("example/app:1", "example/app:2", "example/other:1"):
+        add(store, layout, name)
+    add(store, layout, "example/app:2", HYPERVISOR.name)
+    store.remove("example/app:1", PROCESS.name)
+    assert [(i.tags, i.handler) for i in store.images()] == [
+        (("docker.io/example/app:2",), HYPERVISOR.name),
+        (("docker.io/example/other:1",), PROCESS.name),
+    ]
+
+
+def test_removal_without_a_handler_removes_every_variant(store: Store, layout: Path) -> None:
+    add(store, layout, "example/app:1")
+    add(store, layout, "example/app:1", GUEST_2019.name)
+    add(store, layout, "example/app:2", HYPERVISOR.name)
+    assert len(store.remove("example/app:1")) == 3
+    assert leftovers(store.root) == set()
+
+
+def test_nodes_of_two_builds_share_content_and_nothing_else(tmp_path: Path, layout: Path) -> None:
+    old, new = Build(10, 0, 17763), DEFAULT_HOST
+    with Store(tmp_path / "root", host=old) as one, Store(tmp_path / "root", host=new) as other:
+        on_old = add(one, layout, "example/app:1", host=old)
+        on_new = add(other, layout, "example/app:1", host=new)
+        assert one.images() == [on_old]
+        assert other.images() == [on_new]
+        assert one.layers_of(on_old) == other.layers_of(on_new)
+        assert one.remove(on_new.id) == []
+        one.remove("example/app:1")
+        assert other.images() == [on_new]
+        assert other.layers_of(on_new)
+
+
+def test_a_tag_that_moved_leaves_the_older_image_by_its_digest(store: Store, layout: Path) -> None:
+    old = add(store, layout, "example/app:1")
+    write_image(layout, "example/app:1", bundle([make(V2022, app_layer("newer"))]))
+    new = add(store, layout, "example/app:1")
+    assert store.find("example/app:1") == new
+    found = store.find(old.id)
+    assert found
+    assert found.tags == ()
+    assert found.digests == old.digests
+
+
+def test_what_is_held_stays_until_it_is_released(store: Store, layout: Path) -> None:
+    image = add(store, layout, "example/app:1")
+    store.hold("container-1", image)
+    store.hold("container-1", image)
+    store.remove(image.id)
+    assert store.images() == []
+    assert all(path.exists() for path in store.layers_of(image))
+    assert store.content(image.id)
+    store.release("container-1")
+    assert leftovers(store.root) == set()
+    with pytest.raises(NotPulled, match="winpod pull"):
+        store.hold("container-2", image)
+
+
+def test_pins_are_remembered_and_forbid_nothing(store: Store, layout: Path) -> None:
+    image = add(store, layout, "example/app:1")
+    store.pin(image.id)
+    add(store, layout, "example/app:1")
+    (pinned,) = store.images()
+    assert pinned.pinned
+    store.unpin("example/app:1", "docker")
+    assert not store.images()[0].pinned
+    store.pin(image.id)
+    assert store.remove(image.id)
+    with pytest.raises(NotPulled):
+        store.pin(image.id)
+
+
+def test_usage_is_what_du_says(store: Store, tmp_path: Path) -> None:
+    write_image(tmp_path / "big", "big", bundle([make(V2022, large_layer(2))]))
+    add(store, tmp_path / "big", "big")
+    found = subprocess.run(
+        ["du", "-s", "-B1", *(store.root / part for part in ("layers", "content"))],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert abs(store.usage().bytes - sum(int(line.split()[0]) for line in found.splitlines())) < (
+        1 << 14
+    )
+    assert store.usage().inodes >= 5
+    assert store.images()[0].size > 2 << 20
+
+
+def test_a_layer_that_someone_removed_is_named_and_pulled_again(store: Store, layout: Path) -> None:
+    image = add(store, layout, "example/app:1")
+    (path,) = store.layers_of(image)
+    subprocess.run(["rm", "-r", path], check=True)
+    with pytest.raises(NotPulled, match=f"{path.name}.*is missing"):
+        store.layers_of(image)
+    assert store.layers_of(add(store, layout, "example/app:1")) == [path]
+
+
+def test_a_damaged_document_is_fetched_again(store: Store, layout: Path) -> None:
+    image = add(store, layout, "example/app:1")
+    path = store.root / "content" / image.manifest.replace(":", "/")
+    path.write_bytes(b"{}")
+    with pytest.raises(Exception, match=image.manifest):
+        store.content(image.manifest)
+    add(store, layout, "example/app:1")
+    assert store.content(image.manifest)
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    database = sqlite3.connect(tmp_path / "state.db")
+    database.execute(f"PRAGMA user_version = {store_schema.VERSION + 1}")
+    database.close()
+    with pytest.raises(StoreUnusable, match=r"version \d+.*A newer winpod made it"):
+        Store(tmp_path)
+
+
+def test_an_older_store_is_brought_to_this_version(
+    tmp_path: Path, layout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path / "new") as store:
+        image = add(store, layout, "example/app:1")
+        rows = {
+            table: store._database.execute(f"SELECT * FROM {table}").fetchall()
+            for table in ("manifests", "manifest_layers", "layers", "images", "names", "documents")
+        }
+    (tmp_path / "new").rename(tmp_path / "old")
+    (tmp_path / "old" / "state.db").unlink()
+    with monkeypatch.context() as older:
+        older.setattr(store_schema, "VERSION", 1)
+        database = store_schema.open_database(tmp_path / "old" / "state.db")
+    for table, content in rows.items():
+        columns = [c[1] for c in database.execute(f"PRAGMA table_info({table})")]
+        marks = ", ".join("?" * len(columns))
+        database.executemany(
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})",
+            [[row[column] for column in columns] for row in content],
+        )
+    assert database.execute("PRAGMA user_version").fetchone()[0] == 1
+    database.close()
+    with Store(tmp_path / "old") as store:
+        assert store.images() == [image]
+        assert store.layers_of(image)
+        store.hold("container", image)
+        store.pin(image.id)
+    check(tmp_path / "old")
+
+
+def test_what_is_no_store_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnusable, match="cannot be used"):
+        Store(tmp_path / "file" / "root")
+    Store(tmp_path / "root").close()
+    (tmp_path / "root" / "state.db").write_bytes(b"not a database, and longer than a header" * 50)
+    with pytest.raises(StoreUnusable, match=r"state\.db.*It is damaged"):
+        Store(tmp_path / "root")
+
+
+def _work_until_told(root: Path, ready: int, end: int) -> None:
+    with Store(root) as store, store.lease("a pull") as lease:
+        store.keep(lease, LAYER, "sha256:" + "1" * 64)
+        store.keep(lease, BLOB, "sha256:" + "2" * 64)
+        (lease.directory / "unpacking").mkdir()
+        store.layer_path("sha256:" + "1" * 64).mkdir()
+        store.blob_path("sha256:" + "2" * 64).write_bytes(b"half of")
+        os.write(ready, b"!")
+        os.read(end, 1)
+
+
+@contextlib.contextmanager
+def _busy_process(root: Path) -> Iterator[int]:
+    """A living process in the middle of a pull; gives its id."""
+    (is_ready, ready), (end, tell) = os.pipe(), os.pipe()
+    process = FORK.Process(target=_work_until_told, args=(root, ready, end))
+    process.start()
+    os.read(is_ready, 1)
+    assert process.pid
+    try:
+        yield process.pid
+    finally:
+        os.write(tell, b"!")
+        process.join()
+        for descriptor in (is_ready, ready, end, tell):
+            os.close(descriptor)
+
+
+def test_work_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
+    with _busy_process(tmp_path):
+        for _ in range(2):
+            Store(tmp_path, grace_seconds=0).close()
+        assert len(list(tmp_path.glob("ingest/session-*/unpacking"))) == 1
+        assert len(list(tmp_path.glob("layers/*"))) == 1
+        assert len(list(tmp_path.glob("ingest/blobs/*"))) == 1
+
+
+def test_work_of_a_killed_process_is_kept_for_a_day_where_it_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    with _busy_process(tmp_path) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        Store(tmp_path).close()
+        assert not list(tmp_path.glob("ingest/session-*"))
+        assert len(list(tmp_path.glob("layers/*"))) == 1
+        assert len(list(tmp_path.glob("ingest/blobs/*"))) == 1
+        Store(tmp_path, grace_seconds=0).close()
+        assert leftovers(tmp_path) == set()
+
+
+def _remove(root: Path, image: str, barrier: int) -> None:
+    with Store(root) as store:
+        os.read(barrier, 1)
+        store.remove(image)
+
+
+def test_removals_of_the_same_image_at_once_do_not_fail(tmp_path: Path, layout: Path) -> None:
+    with Store(tmp_path / "root") as store:
+        image = add(store, layout, "example/app:1")
+    wait, start = os.pipe()
+    removers = [
+        FORK.Process(target=_remove, args=(tmp_path / "root", image.id, wait)) for _ in range(6)
+    ]
+    for remover in removers:
+        remover.start()
+    os.write(start, b"!" * 6)
+    for remover in removers:
+        remover.join()
+    os.close(wait)
+    os.close(start)
+    assert [remover.exitcode for remover in removers] == [0] * 6
+    assert leftovers(tmp_path / "root") == set()
+
+
+def _open_often(root: Path) -> None:
+    for _ in range(10):
+        Store(root).close()
+
+
+def test_a_store_may_be_made_by_many_at_once(tmp_path: Path) -> None:
+    openers = [FORK.Process(target=_open_often, args=(tmp_path / "root",)) for _ in range(6)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join()
+    assert [opener.exitcode for opener in openers] == [0] * 6
+
+
+def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = FileLock.take(path)
+    assert FileLock.try_take(path) is None
+    first.remove()
+    second = FileLock.take(path)
+    assert FileLock.try_take(path) is None
+    second.release()
+
+
+def _die_at_line(number: int, act: Callable[[], None]) -> None:
+    lines = 0
+    files = (store_module.__file__, store_schema.__file__)
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        if lines == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+    act()
+
+
+def _killed_everywhere(prepare: Callable[[int], Callable[[], None]], stride: int) -> Iterator[int]:
+    """Kill an act at one line after another, until it comes to its end; gives each number."""
+    for number in range(1, 100_000, stride):
+        process = FORK.Process(target=_die_at_line, args=(number, prepare(number)))
+        process.start()
+        process.join()
+        yield number
+        if process.exitcode == 0:
+            return
+        assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_removal_killed_at_any_line_leaves_a_whole_store(tmp_path: Path, layout: Path) -> None:
+    with Store(tmp_path / "origin") as store:
+        images = [add(store, layout, name) for name in ("example/app:1", "example/other:1")]
+
+    def prepare(number: int) -> Callable[[], None]:
+        root = tmp_path / str(number)
+        subprocess.run(["cp", "-a", tmp_path / "origin", root], check=True)
+
+        def act() -> None:
+            Store(root).remove("example/app:1")
+
+        return act
+
+    states = set()
+    for number in _killed_everywhere(prepare, 1):
+        root = tmp_path / str(number)
+        check(root)
+        assert leftovers(root) == set()
+        with Store(root) as store:
+            states.add(len(store.images()))
+            assert images[1] in store.images()
+        subprocess.run(["rm", "-r", root], check=True)
+    assert states == {1, 2}
+    assert number > 100
+
+
+def test_a_store_killed_while_it_is_made_can_be_made(tmp_path: Path) -> None:
+    def prepare(number: int) -> Callable[[], None]:
+        return lambda: Store(tmp_path / str(number)).close()
+
+    for number in _killed_everywhere(prepare, 1):
+        check(tmp_path / str(number))
+        assert leftovers(tmp_path / str(number)) == set()
+    assert number > 30
