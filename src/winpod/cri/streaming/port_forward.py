@@ -1,0 +1,210 @@
+"""Port-forward: connections to a pod's ports, each a data stream and an error stream."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from winpod.cri.streaming.api import CHUNK, Backend, Duplex, PortForwardRequest
+from winpod.cri.streaming.lost import unless_lost
+from winpod.cri.streaming.spdy import ClientGone, SpdyConnection, SpdyStream
+from winpod.cri.streaming.websocket import ChannelProtocol, WebSocketConnection
+from winpod.windows.errors import WinpodError
+
+log = logging.getLogger(__name__)
+
+SPDY_PROTOCOL = "portforward.k8s.io"
+TUNNEL_PROTOCOL = f"SPDY/3.1+{SPDY_PROTOCOL}"
+PAIR_TIMEOUT = 30.0
+MAX_PORTS = 127  # two channels each, and a channel has one byte for its number
+
+WEBSOCKET_PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        ChannelProtocol("v4.channel.k8s.io", 4),
+        ChannelProtocol("v4.base64.channel.k8s.io", 4, base64=True),
+        ChannelProtocol("", 4),
+    )
+}
+
+
+class _Pair:
+    """The streams of one connection, which arrive one after the other, in any order."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.streams: dict[str, SpdyStream] = {}
+        self.complete = asyncio.Event()
+
+    async def add(self, kind: str, stream: SpdyStream) -> None:
+        if kind in self.streams:
+            await stream.reset()
+            return
+        self.streams[kind] = stream
+        if len(self.streams) == 2:
+            self.complete.set()
+
+
+async def serve_spdy(
+    connection: SpdyConnection, request: PortForwardRequest, backend: Backend
+) -> None:
+    """Forwards connections, each in a task of its own, until the client is gone."""
+    pairs: dict[str, _Pair] = {}
+    async with _Tasks() as tasks:
+        with contextlib.suppress(ClientGone):
+            while True:
+                stream = await connection.accept()
+                port, kind = _port(stream.headers), stream.headers.get("streamtype", "")
+                if port is None or kind not in ("data", "error"):
+                    await stream.reset()
+                    continue
+                key = _pair_key(stream)
+                if key not in pairs:
+                    pairs[key] = _Pair(port)
+                    tasks.start(_serve_pair(pairs, key, request.sandbox_id, backend))
+                await pairs[key].add(kind, stream)
+
+
+async def _serve_pair(pairs: dict[str, _Pair], key: str, sandbox_id: str, backend: Backend) -> None:
+    pair = pairs[key]
+    try:
+        async with asyncio.timeout(PAIR_TIMEOUT):
+            await pair.complete.wait()
+    except TimeoutError:
+        for stream in pair.streams.values():
+            await stream.reset()
+        return
+    finally:
+        del pairs[key]
+    await _forward(sandbox_id, pair.port, pair.streams["data"], pair.streams["error"], backend)
+
+
+async def serve_websocket(
+    connection: WebSocketConnection, request: PortForwardRequest, backend: Backend
+) -> None:
+    """One connection for each port of the request, until all have ended or the client is gone."""
+    forwards = []
+    for index, port in enumerate(request.ports):
+        data, error = connection.channels[2 * index : 2 * index + 2]
+        forwards.append(_forward_channel(request.sandbox_id, port, data, error, backend))
+    if await unless_lost(connection, _all(forwards)):
+        await connection.finish()
+
+
+async def _all(forwards: Sequence[Coroutine[Any, Any, None]]) -> bool:
+    await asyncio.gather(*forwards)
+    return True
+
+
+async def _forward_channel(
+    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: Backend
+) -> None:
+    with contextlib.suppress(ConnectionError):
+        for channel in (data, error):
+            await channel.write(port.to_bytes(2, "little"))
+        await _forward(sandbox_id, port, data, error, backend)
+
+
+def _port(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("port", "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        return None
+    port = int(text)
+    return port if 0 < port < 65536 else None
+
+
+def _pair_key(stream: SpdyStream) -> str:
+    """Clients that send no request id open the data stream right after the error stream."""
+    if request_id := stream.headers.get("requestid"):
+        return request_id
+    is_data = stream.headers["streamtype"] == "data"
+    return f"stream {stream.stream_id - 2 if is_data else stream.stream_id}"
+
+
+async def _forward(
+    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: Backend
+) -> None:
+    error.discard()
+    try:
+        reader, writer = await backend.connect(sandbox_id, port)
+    except (WinpodError, OSError) as failure:
+        await _refuse(sandbox_id, port, str(failure), data, error)
+        return
+    except Exception:
+        log.exception("error forwarding port %d to pod %s", port, sandbox_id)
+        await _refuse(sandbox_id, port, "the runtime failed; its log says how.", data, error)
+        return
+    sending = asyncio.create_task(_send(data, writer))
+    try:
+        await _receive(reader, data)
+        await data.close()
+        await error.close()
+        with contextlib.suppress(ConnectionError):
+            await sending
+    except ConnectionError:
+        await data.reset()
+        await error.close()
+    finally:
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await sending
+        writer.close()
+
+
+async def _refuse(sandbox_id: str, port: int, why: str, data: Duplex, error: Duplex) -> None:
+    words = f"error forwarding port {port} to pod {sandbox_id}, uid : {why}"
+    with contextlib.suppress(ConnectionError):
+        await error.write(words.encode())
+    await error.close()
+    await data.reset()
+
+
+async def _send(data: Duplex, writer: asyncio.StreamWriter) -> None:
+    """From the client to the pod. What ends on one side ends on the other, and so for failures."""
+    try:
+        while chunk := await data.read():
+            writer.write(chunk)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except ConnectionError:
+        writer.transport.abort()
+        raise
+
+
+async def _receive(reader: asyncio.StreamReader, data: Duplex) -> None:
+    while chunk := await reader.read(CHUNK):
+        await data.write(chunk)
+
+
+class _Tasks:
+    """Tasks that end with the block that started them; one that fails does not end the others."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("a forwarded connection failed", exc_info=failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
