@@ -132,6 +132,8 @@ def test_a_directory_is_read_in_order_and_what_is_no_object_in_it_is_passed_over
     write(tmp_path, POD.format(name="b"), "b.yml")
     write(tmp_path, POD.format(name="a"), "a/deep.yaml")
     write(tmp_path, "replicas: 3\n", "values.yaml")
+    write(tmp_path, "- {status: runs}\n", "expected.yaml")
+    write(tmp_path, "kind: Job\n", "of-something-else.yaml")
     write(tmp_path, "not: [yaml", "notes.txt")
     found = read_manifests([str(tmp_path)])
     assert [w.name for w in found.workloads] == ["a", "b"]
@@ -142,6 +144,40 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
     (workload,) = read_manifests(["-"]).workloads
     assert (workload.name, workload.origin.file) == ("piped", "<stdin>")
+
+
+def test_json_objects_may_follow_one_another_and_keep_their_lines(tmp_path: Path) -> None:
+    pods = [template("Pod", "v1", ()), template("Pod", "v1", ())]
+    text = "\n".join(json.dumps(pod, indent=1) for pod in pods)
+    one, two = read_manifests([write(tmp_path, text)]).workloads
+    assert (one.origin.line(), two.origin.line()) == (1, 16)
+    assert two.origin.line(("spec", "containers")) == 23
+
+
+@pytest.mark.parametrize("key", ["\N{PARTY POPPER}", "\ud800"])
+def test_json_with_escapes_that_yaml_has_not_keeps_its_lines(tmp_path: Path, key: str) -> None:
+    pod = template("Pod", "v1", ()) | {"metadata": {"name": "x", "annotations": {key: key}}}
+    text = json.dumps(pod, indent=1)
+    (workload,) = read_manifests([write(tmp_path, text)]).workloads
+    line = text[: text.index('"containers"')].count("\n") + 1
+    assert workload.origin.line(("spec", "containers")) == line
+
+
+def test_json_that_yaml_cannot_read_is_told_about_by_its_first_line(tmp_path: Path) -> None:
+    pod = template("Pod", "v1", ()) | {"metadata": {"name": "x", "labels": {"k" * 2000: ""}}}
+    (workload,) = read_manifests([write(tmp_path, json.dumps(pod, indent=1))]).workloads
+    assert workload.origin.line(("spec", "containers")) == 1
+
+
+def test_of_a_key_that_is_written_twice_the_last_counts(tmp_path: Path) -> None:
+    text = POD.format(name="a") + "  hostPID: false\n  hostPID: true\n"
+    (workload,) = read_manifests([write(tmp_path, text)]).workloads
+    assert (workload.spec["hostPID"], workload.origin.line(("spec", "hostPID"))) == (True, 10)
+
+
+def test_standard_input_that_is_closed_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert read_manifests(["-"]).workloads == []
 
 
 def test_dates_are_text_as_kubernetes_reads_them(tmp_path: Path) -> None:
@@ -180,7 +216,19 @@ def test_a_generated_name_will_do(tmp_path: Path) -> None:
         ("\x01", "app.yaml:1: this is not YAML:"),
         ("a: &a [*a]", "app.yaml:1: the object is not a Kubernetes object"),
         ("a: !!python/object:os.system x", "app.yaml:1: this is not YAML: could not determine"),
-        ("{" * 5000, "app.yaml:1: this is not YAML"),
+        ("{" * 5000, "app.yaml:1: this is neither JSON nor YAML"),
+        ("a: 1\nb: " + "[" * 50_000, "app.yaml:2: this is not YAML: it is nested more than 10000"),
+        ('{"a":' * 50_000, "app.yaml:1: this is neither JSON nor YAML: it is nested more than"),
+        ('{"kind": ' + "9" * 5000 + "}", "app.yaml:1: this is neither JSON nor YAML: Exceeds"),
+        ('{"kind": "X"}\ngarbage', "app.yaml:2: this is neither JSON nor YAML"),
+        (
+            "apiVersion: v1\nkind: Deployment\n",
+            'app.yaml:1: apiVersion is "v1", and a Deployment is of apps/v1.',
+        ),
+        (
+            "kind: RuntimeClass\napiVersion: extensions/v1beta1\n",
+            'app.yaml:2: apiVersion is "extensions/v1beta1", and a RuntimeClass is of node.k8s',
+        ),
     ],
 )
 def test_a_mistake_is_told_with_file_and_line(tmp_path: Path, text: str, sentence: str) -> None:

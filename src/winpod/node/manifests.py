@@ -7,6 +7,7 @@ kinds pass through. Lines are found again only for the fields that something is 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -57,16 +58,24 @@ class Document:
         return self.first_line + (found.start_mark.line if found else 0)
 
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
 @lru_cache(maxsize=4)
 def _compose(text: str) -> yaml.Node | None:
-    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    """The document's nodes; None for JSON that YAML cannot read, such as a very long key."""
+    try:
+        # JSON writes half of a surrogate pair at a time, which is no character to YAML.
+        node: yaml.Node | None = yaml.compose(_SURROGATE.sub("?", text), Loader=_Loader)
+    except yaml.YAMLError:
+        return None
     return node
 
 
 def _child(node: yaml.Node | None, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
     """Where a member is written (its key, in a mapping) and what it is."""
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
+        for key, value in reversed(node.value):  # of a key that is written twice the last counts
             if key.value == part:
                 return key, value
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -139,6 +148,10 @@ _WORKLOADS: dict[tuple[str, str], Path] = {
     ("batch", "CronJob"): ("spec", "jobTemplate", *_TEMPLATE),
 }
 
+_GROUPS = {kind: group for group, kind in _WORKLOADS if group} | {"RuntimeClass": "node.k8s.io"}
+_GONE_GROUPS = ("", "extensions")
+"""Groups that these kinds are not of, or not any more."""
+
 
 def read_manifests(sources: Iterable[str]) -> Manifests:
     """Everything the files hold, or the first mistake in them as a sentence."""
@@ -151,7 +164,8 @@ def read_manifests(sources: Iterable[str]) -> Manifests:
 
 def _documents(source: str) -> Iterator[tuple[Document, Any, bool]]:
     if source == STDIN:
-        yield from _parse("<stdin>", sys.stdin.buffer.read(), is_listed=True)
+        content = sys.stdin.buffer.read() if sys.stdin else b""
+        yield from _parse("<stdin>", content, is_listed=True)
         return
     path = FilePath(source)
     if path.is_dir():
@@ -179,15 +193,58 @@ def _parse(file: str, content: bytes, *, is_listed: bool) -> Iterator[tuple[Docu
         raise BadManifest(file, line, "this is not UTF-8 text.") from error
     if text.lstrip().startswith("{"):
         try:
-            yield Document(file, 1, text), json.loads(text), is_listed
-            return
-        except json.JSONDecodeError:
+            found = list(_parse_json(file, text))
+        except (ValueError, RecursionError):
             pass  # a YAML flow mapping, or broken: the YAML reader tells which, with the line
+        else:
+            for document, obj in found:
+                yield document, obj, is_listed
+            return
     yield from _parse_yaml(file, text, is_listed)
+
+
+def _parse_json(file: str, text: str) -> Iterator[tuple[Document, Any]]:
+    """JSON objects one after another, as kubectl takes them."""
+    decoder = json.JSONDecoder()
+    line, end = 1, 0
+    while start := _SOMETHING.search(text, end):
+        line += text.count("\n", end, start.start())
+        obj, end = decoder.raw_decode(text, start.start())
+        yield Document(file, line, text[start.start() : end]), obj
+        line += text.count("\n", start.start(), end)
+
+
+_SOMETHING = re.compile(r"\S")
+_BRACKET = re.compile(r"[][{}]")
+_DEEPEST = 10_000
+
+
+def _could_be_deep(text: str) -> bool:
+    """A level of nesting takes a bracket, or a column."""
+    level = deepest = 0
+    for bracket in _BRACKET.findall(text):
+        level = level + 1 if bracket in "[{" else max(0, level - 1)
+        deepest = max(deepest, level)
+    return max(deepest, *map(len, text.split("\n"))) > _DEEPEST
+
+
+def _refuse_deep(text: str) -> None:
+    """libyaml's composer calls itself for each level, and the process dies where its stack ends."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            problem = f"it is nested more than {_DEEPEST} deep"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 def _parse_yaml(file: str, text: str, is_listed: bool) -> Iterator[tuple[Document, Any, bool]]:
     try:
+        if _could_be_deep(text):
+            _refuse_deep(text)
         loader = _Loader(text)
         try:
             while loader.check_node() and (node := loader.get_node()):
@@ -201,14 +258,21 @@ def _parse_yaml(file: str, text: str, is_listed: bool) -> Iterator[tuple[Documen
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
-        problem = f"this is not YAML: {error.problem or error.context}."
+        problem = f"this is {_neither(text)}: {error.problem or error.context}."
         raise BadManifest(file, line, problem) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadManifest(file, 1, f"this is not YAML: {error}.") from error
+        raise BadManifest(file, 1, f"this is {_neither(text)}: {error}.") from error
+
+
+def _neither(text: str) -> str:
+    return "neither JSON nor YAML" if text.lstrip().startswith("{") else "not YAML"
 
 
 def _add(found: Manifests, origin: Origin, obj: Any, is_listed: bool) -> None:
     if obj is None:
+        return
+    if not is_listed and not isinstance(obj, dict):
+        found.passed_over += 1
         return
     try:
         _add_object(found, origin, At(obj), is_listed)
@@ -223,7 +287,8 @@ def _add_object(found: Manifests, origin: Origin, at: At, is_listed: bool) -> No
             raise InvalidField((), 'is not a Kubernetes object: it has no "kind"')
         found.passed_over += 1
         return
-    group = at.get("apiVersion").text().rpartition("/")[0]
+    version = at.get("apiVersion").text()
+    group = version.rpartition("/")[0]
     if kind.endswith("List") and isinstance(at.value.get("items"), list):
         for item in at.get("items").items():
             listed = Origin(origin.document, (*origin.path, *item.path))
@@ -237,6 +302,10 @@ def _add_object(found: Manifests, origin: Origin, at: At, is_listed: bool) -> No
     elif (group, kind) == ("", "Secret"):
         at.get("metadata", "name").required_text()
         found.secrets.append((_namespace(at), at.value))
+    elif group in _GONE_GROUPS and kind in _GROUPS and (version or is_listed):
+        raise InvalidField(
+            ("apiVersion",), f'is "{version}", and a {kind} is of {_GROUPS[kind]}/v1'
+        )
     else:
         found.passed_over += 1
 
