@@ -323,6 +323,44 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
+def run_into(output: str, story_images: Path, tmp_path: Path, **environment: str) -> Ran:
+    """The command with its output redirected by a shell, as `> /dev/full` or `| head -0`."""
+    (tmp_path / "app.yaml").write_text(WEB, "utf-8")
+    arguments = f"-m winpod check --offline --layout {story_images} -f app.yaml"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} {arguments} {output}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), **environment},
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "complaint"),
+    [
+        ("| true", 141, ""),
+        (">&-", 0, ""),
+        ("> /dev/full", 74, "winpod: the output: No space left on device.\n"),
+    ],
+)
+def test_output_that_goes_nowhere_is_no_traceback(
+    story_images: Path, tmp_path: Path, output: str, code: int, complaint: str
+) -> None:
+    ran = run_into(output, story_images, tmp_path)
+    assert (ran.code, ran.out, ran.err) == (code, "", complaint)
+
+
+def test_a_terminal_that_knows_ascii_only_gets_the_report(
+    story_images: Path, tmp_path: Path
+) -> None:
+    ran = run_into("", story_images, tmp_path, PYTHONIOENCODING="ascii")
+    assert (ran.code, ran.err) == (0, "")
+    assert "has no build \\u2264 10.0.17763" in ran.out
+
+
 def test_an_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:
     fifo = tmp_path / "app.yaml"
     os.mkfifo(fifo)

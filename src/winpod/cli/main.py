@@ -2,6 +2,8 @@
 
 import os
 import sys
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +13,10 @@ from winpod.cli import check, image, images, pull, rmi
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
+IO_ERROR = 74
+INTERRUPTED = 130
+NOBODY_READS = 141
+STDOUT = 1
 
 app = typer.Typer(
     name="winpod",
@@ -43,13 +49,36 @@ def _options(
 
 
 def main() -> None:
+    _open_output()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except WinpodError as error:
         print(f"winpod: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        print(f"winpod: {error.filename or 'the output'}: {error.strerror}.", file=sys.stderr)
+        _drop_output()
+        sys.exit(IO_ERROR)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which the command line takes for a 1
+            _drop_output()
+            sys.exit(NOBODY_READS)
+        raise
+
+
+def _open_output() -> None:
+    """Something to write to, even if it was closed, that takes every character."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """So that what is still to be written is not tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
