@@ -22,7 +22,6 @@ from winpod.images.manifests import Descriptor
 from winpod.images.registry import Passing, Repository
 from winpod.images.store import trouble
 
-_BATCH = 1 << 20
 _LEAST_PROGRESS = 16 << 10
 _PAUSE = 0.1
 _ANSWERS = frozenset({200, 206, 416})
@@ -128,15 +127,9 @@ class Download:
         request = self._repository.request(host, "GET", path, headers=headers, accepted=_ANSWERS)
         async with request as response:
             known = self._known_of(response, host)
-            batch = bytearray()
             async for data in response.content.iter_any():
-                batch += data[known:]
+                await self._write(data[known:], host)
                 known -= min(known, len(data))
-                if len(batch) >= _BATCH:
-                    await self._write(batch, host)
-                    batch = bytearray()
-                self._mark(len(batch))
-            await self._write(batch, host)
         if self._done < self._blob.size:
             raise Passing(
                 RegistryUnavailable(
@@ -164,7 +157,7 @@ class Download:
             )
         return known
 
-    async def _write(self, data: bytearray, host: Host) -> None:
+    async def _write(self, data: bytes, host: Host) -> None:
         if not data:
             return
         if self._done + len(data) > self._blob.size:
@@ -179,13 +172,8 @@ class Download:
             raise trouble(self._path.parent, error) from None
         self._done += len(data)
         self._arrived(self._done)
-        self._mark(0)
-
-    def _mark(self, waiting: int) -> None:
-        """Put off the end of patience, where enough came to speak of progress."""
-        here = self._done + waiting
-        if here - self._marked >= min(_LEAST_PROGRESS, self._blob.size - self._marked):
-            self._marked = here
+        if self._done - self._marked >= min(_LEAST_PROGRESS, self._blob.size - self._marked):
+            self._marked = self._done
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
 
 
@@ -199,7 +187,7 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-def _write_all(file: int, data: bytearray) -> None:
+def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
