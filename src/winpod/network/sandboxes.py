@@ -1,0 +1,55 @@
+"""The network of a sandbox, from its namespace to its address, and back to nothing.
+
+In both directions a crash is made good by the next `sweep`: the namespace's name and the entry in
+the CNI cache outlive the process, and stand there before anything else of the sandbox does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from winpod.network.attachments import Attached, Attachment
+from winpod.network.cni import Cni
+from winpod.network.namespaces import Namespaces
+from winpod.windows.errors import WinpodError
+
+
+class SandboxNetworks:
+    def __init__(self, namespaces: Namespaces, cni: Cni) -> None:
+        self.namespaces = namespaces
+        self.cni = cni
+
+    def netns(self, sandbox_id: str) -> Path:
+        return self.namespaces.path(sandbox_id)
+
+    async def connect(self, attachment: Attachment) -> Attached:
+        """Make the sandbox's namespace and connect it. Where that fails, nothing is left."""
+        sandbox_id = attachment.sandbox_id
+        making = asyncio.create_task(asyncio.to_thread(self.namespaces.create, sandbox_id))
+        try:
+            netns = await asyncio.shield(making)
+            return await self.cni.add(replace(attachment, netns=netns))
+        except BaseException:
+            await asyncio.wait((making,))
+            if not making.exception():
+                self.namespaces.remove(sandbox_id)
+            raise
+
+    async def disconnect(self, sandbox_id: str) -> None:
+        """Take it all apart. Again, or what is gone already, is fine."""
+        await self.cni.delete(Attachment(sandbox_id, self.netns(sandbox_id)))
+        await asyncio.to_thread(self.namespaces.remove, sandbox_id)
+
+    async def sweep(self, known: Collection[str]) -> list[str]:
+        """At start: remove what belongs to no known sandbox; sentences on what could not be."""
+        troubles = await self.cni.sweep(known)
+        for name in self.namespaces.names():
+            if name not in known:
+                try:
+                    self.namespaces.remove(name)
+                except WinpodError as error:
+                    troubles.append(str(error))
+        return troubles

@@ -1,0 +1,3 @@
+from tests.network.machine import machine
+
+__all__ = ["machine"]

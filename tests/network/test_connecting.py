@@ -1,0 +1,217 @@
+"""With Debian's plugins, on a machine of the test's own."""
+
+import asyncio
+import json
+import socket
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from tests.network.machine import NOTHING, SUBNET, SUBNET_6, Machine, listen, peer_of, ping, run
+from winpod.network.attachments import Bandwidth, Dns, PortMapping
+from winpod.network.errors import AddressesExhausted, AlreadyConnected, NotConnected
+from winpod.windows.errors import WinpodError
+
+
+async def test_two_sandboxes_reach_each_other_and_leave_nothing(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    one, two = [await networks.connect(machine.attachment(name)) for name in ("one", "two")]
+    assert (one.ip, two.ip) == ("10.250.1.2", "10.250.1.3")
+    assert ping(networks.netns("one"), two.ip)
+    assert ping(networks.netns("two"), one.ip)
+    assert ping(networks.netns("one"), "127.0.0.1")
+    for name in ("one", "two", "two", "never-there"):
+        await networks.disconnect(name)
+    assert machine.leftovers() == NOTHING
+
+
+async def test_a_sandbox_reaches_the_world_under_the_address_of_the_host(machine: Machine) -> None:
+    machine.use_default()
+    world = machine.namespaces.create("world")
+    run("ip", "link", "add", "near", "type", "veth", "peer", "name", "far")
+    run("ip", "link", "set", "far", "netns", str(world))
+    run("ip", "addr", "add", "10.251.0.1/24", "dev", "near")
+    run("ip", "link", "set", "near", "up")
+    run("nsenter", f"--net={world}", "ip", "addr", "add", "10.251.0.2/24", "dev", "far")
+    run("nsenter", f"--net={world}", "ip", "link", "set", "far", "up")
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+
+    def call_the_world() -> socket.socket:
+        return socket.create_connection(("10.251.0.2", 80), timeout=5)
+
+    server = listen(world)
+    client = machine.namespaces.call("one", call_the_world)
+    assert peer_of(server, client) == "10.251.0.1"
+
+
+async def test_masquerading_is_one_rule_however_many_are_connected(machine: Machine) -> None:
+    machine.use_default(SUBNET, SUBNET_6)
+    for start in ("a", "b"):
+        networks = machine.networks()
+        names = [f"{start}{number}" for number in range(4)]
+        await asyncio.gather(*(networks.connect(machine.attachment(name)) for name in names))
+    for tool in ("iptables-save", "ip6tables-save"):
+        assert run(tool).count("MASQUERADE") == 1
+
+
+async def test_an_address_of_each_family_ipv4_first(machine: Machine) -> None:
+    machine.use_default(SUBNET_6, SUBNET)
+    connected = await machine.networks().connect(machine.attachment("one"))
+    assert connected.addresses == ("10.250.1.2", "fd00:250:1::2")
+
+
+@pytest.mark.parametrize("address", ["10.250.1.1", "127.0.0.1"])
+async def test_a_port_of_the_host_leads_to_the_sandbox(machine: Machine, address: str) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    ports = (PortMapping(80, 8080), PortMapping(81))
+    await networks.connect(machine.attachment("one", port_mappings=ports))
+    server = listen(networks.netns("one"))
+    client = socket.create_connection((address, 8080), timeout=5)
+    assert peer_of(server, client)
+    assert machine.rules()
+    await networks.disconnect("one")
+    assert machine.leftovers() == NOTHING
+
+
+async def test_a_port_of_one_address_of_the_host_is_of_no_other(machine: Machine) -> None:
+    machine.use_default()
+    run("ip", "addr", "add", "10.251.9.9/32", "dev", "lo")
+    networks = machine.networks()
+    ports = (PortMapping(80, 8080, host_ip="10.251.9.9"),)
+    await networks.connect(machine.attachment("one", port_mappings=ports))
+    server = listen(networks.netns("one"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("10.250.1.1", 8080), timeout=5)
+    assert peer_of(server, socket.create_connection(("10.251.9.9", 8080), timeout=5))
+
+
+async def test_bandwidth_is_limited_where_a_pod_asks_for_it(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    limits = Bandwidth(ingress=8_000_000, egress=4_000_000)
+    await networks.connect(machine.attachment("one", bandwidth=limits))
+    assert "rate 8Mbit" in run("tc", "qdisc", "show")
+    assert "rate 4Mbit" in run("tc", "qdisc", "show")
+    await networks.disconnect("one")
+    assert machine.leftovers() == NOTHING
+
+
+async def test_twenty_at_once(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    names = [f"pod-{number}" for number in range(20)]
+    connected = await asyncio.gather(*(networks.connect(machine.attachment(n)) for n in names))
+    assert len({each.ip for each in connected}) == 20
+    assert ping(networks.netns("pod-0"), connected[19].ip)
+    await asyncio.gather(*(networks.disconnect(name) for name in names))
+    assert machine.leftovers() == NOTHING
+
+
+async def test_calls_for_one_sandbox_take_turns(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    attachment = machine.attachment("one")
+    connecting = asyncio.create_task(networks.connect(attachment))
+    while not machine.cached():  # noqa: ASYNC110 - a file, which tells nobody
+        await asyncio.sleep(0)
+    await asyncio.gather(connecting, networks.disconnect("one"))
+    assert machine.leftovers() == NOTHING
+
+
+async def test_a_sandbox_is_connected_once(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+    with pytest.raises(AlreadyConnected):
+        await networks.cni.add(machine.attachment("one"))
+    with pytest.raises(WinpodError, match="exists already"):
+        await networks.connect(machine.attachment("one"))
+    assert ping(networks.netns("one"), "10.250.1.1")
+
+
+@pytest.mark.parametrize("masquerade", [False, True], ids=["plain", "with-masquerading-per-pod"])
+async def test_a_namespace_that_vanished_leaves_nothing(machine: Machine, masquerade: bool) -> None:
+    machine.configure(
+        machine.bridge(ipMasq=masquerade),
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    )
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one", port_mappings=(PortMapping(80, 8080),)))
+    await networks.connect(machine.attachment("two", port_mappings=(PortMapping(80, 8081),)))
+    machine.namespaces.remove("one")
+    await networks.disconnect("one")
+    assert not any("one" in rule for rule in machine.rules())
+    server = listen(networks.netns("two"))
+    assert peer_of(server, socket.create_connection(("10.250.1.1", 8081), timeout=5))
+    run("nsenter", f"--net={networks.netns('two')}", "ip", "link", "delete", "eth0")
+    await networks.disconnect("two")
+    assert machine.leftovers() == NOTHING
+
+
+async def test_a_full_range_says_so_and_has_room_again(machine: Machine) -> None:
+    machine.use_default(IPv4Network("10.250.1.0/29"))
+    networks = machine.networks()
+    for number in range(5):
+        await networks.connect(machine.attachment(f"pod-{number}"))
+    with pytest.raises(AddressesExhausted, match=r"no IP addresses available.*widen its range in"):
+        await networks.connect(machine.attachment("one-more"))
+    assert "one-more" not in machine.namespaces.names()
+    await networks.disconnect("pod-3")
+    assert (await networks.connect(machine.attachment("one-more"))).ip == "10.250.1.5"
+
+
+async def test_a_sandbox_goes_with_the_configuration_it_came_with(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+    machine.configure(machine.bridge())
+    two = await networks.connect(machine.attachment("two"))
+    assert two.network == "own"
+    (machine.conf_dir / "10-own.conflist").write_text("{")
+    for name in ("one", "two"):
+        await networks.disconnect(name)
+    assert machine.leftovers() == NOTHING
+
+
+async def test_a_lost_cache_is_no_lost_address(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+    for path in (machine.cache_dir / "results").iterdir():
+        path.unlink()
+    await networks.disconnect("one")
+    assert machine.leftovers() == NOTHING
+
+
+async def test_check_finds_what_is_missing(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    attachment = machine.attachment("one")
+    with pytest.raises(NotConnected):
+        await networks.cni.check(attachment)
+    await networks.connect(attachment)
+    await networks.cni.check(attachment)
+    run("nsenter", f"--net={attachment.netns}", "ip", "addr", "flush", "dev", "eth0")
+    with pytest.raises(WinpodError, match=r"bridge .* failed at CHECK for sandbox one"):
+        await networks.cni.check(attachment)
+
+
+async def test_other_tools_read_the_cache(machine: Machine) -> None:
+    """The keys that libcni's cache has, in its place."""
+    machine.use_default()
+    dns = Dns(servers=("10.0.0.10",))
+    pod = {"pod_name": "web", "pod_namespace": "default", "pod_uid": "u-1"}
+    await machine.networks().connect(machine.attachment("one", dns=dns, **pod))
+    path = machine.cache_dir / "results" / "winpod-one-eth0"
+    document = json.loads(path.read_text())
+    assert document["kind"] == "cniCacheV1"
+    assert (document["containerId"], document["ifName"]) == ("one", "eth0")
+    assert document["networkName"] == "winpod"
+    assert Path(document["netns"]).name == "one"
+    assert ["K8S_POD_NAME", "web"] in document["cniArgs"]
+    assert document["capabilityArgs"] == {"dns": {"servers": ["10.0.0.10"]}}
+    assert document["result"]["ips"][0]["address"] == "10.250.1.2/24"
