@@ -329,7 +329,7 @@ CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
         {"classes": [runtime_class("c", "", overhead=amounts(memory="200Mi"))]},
         Outcome.BLOCKED,
         Cause.RESOURCES,
-        "memory: asks for 1.2Gi; 1.1Gi of 1.1Gi is free",
+        "memory: asks for 1224Mi; 1.1Gi of 1.1Gi is free",
     ),
     "pods": (
         pod(),
@@ -381,6 +381,16 @@ def test_every_cause_has_a_case() -> None:
             pod(runtime_class="c", overhead=amounts(memory="1Mi")),
             [runtime_class("c", "", overhead=amounts(memory="200Mi"))],
             "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
+        ),
+        (
+            pod(runtime_class="c", overhead=amounts(memory="1Mi")),
+            [runtime_class("c", "")],
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+        ),
+        (
+            pod(overhead=amounts(memory="1Mi")),
+            [],
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
         ),
     ],
 )
@@ -488,6 +498,15 @@ def test_a_pod_that_only_has_to_wait_is_not_one_that_cannot_run() -> None:
     assert place(asked, replace(full, allocatable=())).status is Status.CANNOT_RUN
     wrong = node("b", "2019")
     assert place(asked, full, wrong, images=APP_2022).status is Status.CANNOT_RUN
+
+
+def test_lack_of_room_is_never_rounded_away() -> None:
+    small = node("a", allocatable=amounts(memory="7935408Ki", cpu="3999.5m"))
+    placement = place(pod(requests=amounts(memory="7750Mi", cpu="4")), small)
+    assert [reason.sentence for reason in placement.verdicts[0].reasons] == [
+        "cpu: asks for 4; 3999m of 3999m is free",
+        "memory: asks for 7750Mi; 7749.4Mi of 7749.4Mi is free",
+    ]
 
 
 def test_bound_pods_take_room_with_their_overhead() -> None:

@@ -14,7 +14,9 @@ from itertools import count
 from winpod.windows.builds import Build
 from winpod.windows.handlers import HYPERVISOR, PROCESS, Handler, find_handler, hypervisor_for
 from winpod.windows.objects import (
+    ARCH_LABEL,
     BUILD_LABEL,
+    HOSTNAME_LABEL,
     OS_LABEL,
     Node,
     Pod,
@@ -22,7 +24,7 @@ from winpod.windows.objects import (
     Taint,
     Toleration,
 )
-from winpod.windows.placement import Cluster, judge
+from winpod.windows.placement import Cluster, default_nodes, judge
 from winpod.windows.platforms import Image, Manifest, Platform
 from winpod.windows.quantities import format_quantity
 from winpod.windows.scheduling import admit, needs
@@ -62,26 +64,34 @@ _MOST_TRIES = 200
 
 def advise(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
     """What to change, the least of it; nothing where the pod runs and can run nowhere wrong."""
-    match placement.status:
-        case Status.RUNS | Status.UNKNOWN:
-            return ()
-        case Status.MAY_FAIL:
-            return _keep_off(placement)
-        case _:
-            return _make_fit(pod, placement, cluster, images)
+    if placement.status in (Status.RUNS, Status.UNKNOWN):
+        return ()
+    runs_somewhere = any(v.outcome is Outcome.RUNS for v in placement.verdicts)
+    if runs_somewhere and not placement.refusals:
+        return (_keep_off(placement, cluster),)
+    return _make_fit(pod, placement, cluster, images)
 
 
-def _keep_off(placement: Placement) -> tuple[str, ...]:
+_TELLING_LABELS = (OS_LABEL, BUILD_LABEL, ARCH_LABEL, HOSTNAME_LABEL)
+_MOST_VALUES = 5
+
+
+def _keep_off(placement: Placement, cluster: Cluster) -> str:
     """How to keep the scheduler from the nodes where the pod would fail."""
-    running = [v for v in placement.verdicts if v.outcome is Outcome.RUNS]
-    failing = [v for v in placement.verdicts if v.outcome is Outcome.FAILS]
-    if all(reason.cause is Cause.OS for v in failing for reason in v.reasons):
-        return (f"add nodeSelector {OS_LABEL}: windows",)
-    builds = sorted({v.kernel for v in running if v.kernel})
-    if len(builds) == 1:
-        return (f'add nodeSelector {BUILD_LABEL}: "{builds[0]}"',)
-    values = ", ".join(f'"{build}"' for build in builds)
-    return (f"add a required node affinity {BUILD_LABEL} In [{values}]",)
+    nodes = {node.name: node for node in cluster.nodes}
+    found: dict[Outcome, list[Node]] = {outcome: [] for outcome in Outcome}
+    for verdict in placement.verdicts:
+        found[verdict.outcome] += (nodes[name] for name in verdict.nodes)
+    for key in _TELLING_LABELS:
+        values = {node.label(key) or "" for node in found[Outcome.RUNS]}
+        wrong = {node.label(key) for node in found[Outcome.FAILS]}
+        if "" in values or values & wrong or len(values) > _MOST_VALUES:
+            continue
+        shown = [f'"{value}"' for value in sorted(values)]
+        if len(shown) > 1:
+            return f"add a required node affinity {key} In [{', '.join(shown)}]"
+        return f"add nodeSelector {key}: {values.pop() if key == OS_LABEL else shown[0]}"
+    return "give the nodes that run it a label of their own, and add it to nodeSelector"
 
 
 def _make_fit(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> tuple[str, ...]:
@@ -91,7 +101,7 @@ def _make_fit(pod: Pod, placement: Placement, cluster: Cluster, images: Images) 
         situation = Situation(pod, nodes[verdict.nodes[0]], cluster.classes, images)
         best = repair(situation, below=_cost(best) if best else _TOO_MUCH) or best
     if not best:
-        return _another_node(pod, images)
+        return _another_node(pod, cluster.classes, images)
     return tuple(change.sentence for change in best)
 
 
@@ -99,12 +109,18 @@ def _cost(changes: tuple[Change, ...]) -> int:
     return sum(change.cost for change in changes)
 
 
-def _another_node(pod: Pod, images: Images) -> tuple[str, ...]:
+def _another_node(pod: Pod, classes: dict[str, RuntimeClass], images: Images) -> tuple[str, ...]:
+    """A node of a build that the images have, with the labels that the pod asks for."""
     found = [image for text in pod.images if (image := images.get(text))]
-    builds = sorted({m.platform.build.base for i in found for m in i.manifests if m.platform.build})
-    if not builds:
-        return ()
-    return (f"add a Windows node of build {builds[-1].describe()}",)
+    builds = {m.platform.build.base for i in found for m in i.manifests if m.platform.build}
+    selector = admit(pod, classes)[0].pod.node_selector
+    for build in sorted(builds, reverse=True):
+        (like,) = default_nodes([build])
+        labels = tuple(sorted((dict(selector) | dict(like.labels)).items()))
+        node = Node(like.name, labels)
+        if Situation(pod, node, classes, images).verdict().outcome is Outcome.RUNS:
+            return (f"add a Windows node of build {build.describe()}",)
+    return ()
 
 
 def repair(situation: Situation, *, below: int = _TOO_MUCH) -> tuple[Change, ...]:
@@ -209,6 +225,9 @@ def _new_image(reason: Reason, situation: Situation) -> Change | None:
 def _drop_class(reason: Reason, situation: Situation) -> Change | None:
     """The API server's refusal: the class is missing, or says something else than the pod."""
     pod = situation.pod
+    if reason.about == "overhead":
+        after = replace(situation, pod=replace(pod, overhead=()))
+        return Change("remove spec.overhead, which only a RuntimeClass sets", _EDIT, after)
     if pod.runtime_class not in situation.classes:
         new = RuntimeClass(pod.runtime_class, PROCESS.name)
         after = replace(situation, classes={**situation.classes, new.name: new})
@@ -217,9 +236,6 @@ def _drop_class(reason: Reason, situation: Situation) -> Change | None:
             _NEW_CLASS,
             after,
         )
-    if reason.about == "overhead":
-        after = replace(situation, pod=replace(pod, overhead=()))
-        return Change("remove spec.overhead; the RuntimeClass sets it", _EDIT, after)
     return Change(f"remove nodeSelector {reason.about}", _EDIT, _without_label(situation, reason))
 
 

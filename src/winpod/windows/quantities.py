@@ -1,7 +1,7 @@
 """Kubernetes quantities: `100m`, `1.5Gi`, `2e3`, as exact numbers, and back for people."""
 
 import re
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Decimal
 from functools import lru_cache
 
 _UNITS = {
@@ -38,13 +38,19 @@ def parse_quantity(text: str) -> Decimal | None:
     return Decimal(number + (exponent or "")) * _UNITS[unit or ""]
 
 
-def format_quantity(resource: str, amount: Decimal) -> str:
-    """As kubectl would print it: memory in binary units, CPU in cores or millicores."""
+def format_quantity(resource: str, amount: Decimal, *, rounding: str = ROUND_FLOOR) -> str:
+    """As people write it: memory in binary units, CPU in cores or millicores.
+
+    What does not come out even is rounded, and only after three digits.
+    """
     if resource == "cpu":
-        return f"{amount:f}" if amount == int(amount) else f"{amount * 1000:.0f}m"
-    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
-        size = _UNITS[unit]
-        if resource in ("memory", "ephemeral-storage") and abs(amount) >= size:
-            scaled = amount / size
-            return f"{scaled:.0f}{unit}" if scaled == int(scaled) else f"{scaled:.1f}{unit}"
+        if amount == int(amount):
+            return f"{amount:f}"
+        return f"{(amount * 1000).to_integral_value(rounding):f}m"
+    if resource in ("memory", "ephemeral-storage"):
+        for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+            scaled = amount / _UNITS[unit]
+            tenths = scaled.quantize(Decimal("0.1"), rounding)
+            if abs(scaled) >= 100 or (abs(scaled) >= 1 and tenths == scaled):
+                return f"{tenths.normalize():f}{unit}"
     return f"{amount.normalize():f}"

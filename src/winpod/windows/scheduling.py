@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
 from winpod.windows.objects import Node, Pod, RuntimeClass, Taint, Toleration
 from winpod.windows.quantities import format_quantity
@@ -30,7 +30,7 @@ class Admitted:
 def admit(pod: Pod, classes: Mapping[str, RuntimeClass]) -> tuple[Admitted, tuple[Reason, ...]]:
     """Merge the pod with its RuntimeClass as the API server does, or say why it refuses to."""
     if not pod.runtime_class:
-        return Admitted(pod), ()
+        return Admitted(pod), tuple(_stray_overhead(pod))
     chosen = classes.get(pod.runtime_class)
     if chosen is None:
         sentence = f'there is no RuntimeClass "{pod.runtime_class}"'
@@ -47,7 +47,9 @@ def admit(pod: Pod, classes: Mapping[str, RuntimeClass]) -> tuple[Admitted, tupl
         for key, value in chosen.node_selector
         if selector.get(key, value) != value
     ]
-    if pod.overhead and pod.overhead != chosen.overhead:
+    if not chosen.overhead:
+        refusals += _stray_overhead(pod)
+    elif pod.overhead and pod.overhead != chosen.overhead:
         refusals.append(
             _refusal(
                 f"the pod's overhead is not that of its RuntimeClass {chosen.name}",
@@ -63,6 +65,15 @@ def admit(pod: Pod, classes: Mapping[str, RuntimeClass]) -> tuple[Admitted, tupl
     )
     origin = {key: chosen.name for key, _ in chosen.node_selector if key not in selector}
     return Admitted(merged, chosen.handler, origin), tuple(refusals)
+
+
+def _stray_overhead(pod: Pod) -> Iterable[Reason]:
+    if pod.overhead:
+        yield _refusal(
+            "the pod has an overhead, and no RuntimeClass gives it one",
+            "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+            "overhead",
+        )
 
 
 def _refusal(sentence: str, symptom: str, about: str) -> Reason:
@@ -188,8 +199,9 @@ def lack_of_room(wanted: Amounts, nodes: Sequence[Node]) -> tuple[Reason, ...]:
         if any(has_room(node, ((resource, amount),)) for node in nodes):
             continue
         free, size = max((_free(node, resource), _size(node, resource)) for node in nodes)
-        shown = [format_quantity(resource, value) for value in (amount, free, size)]
-        sentence = f"{resource}: asks for {shown[0]}; {shown[1]} of {shown[2]} is free"
+        asked = format_quantity(resource, amount, rounding=ROUND_CEILING)
+        left = f"{format_quantity(resource, free)} of {format_quantity(resource, size)}"
+        sentence = f"{resource}: asks for {asked}; {left} is free"
         reasons.append(_room_reason(sentence, resource, waiting))
     return tuple(reasons) or (
         _room_reason("each resource is free on some node, all of them on none", "", waiting),
