@@ -136,7 +136,12 @@ def read_entries(source: Source) -> Iterator[Entry]:
             if meta or source.read(BLOCK) not in (_ZEROES, b""):
                 raise BadContent("The layer's archive goes on where it says that it ends.")
             return
-        _check_sum(header)
+        if not _has_right_sum(header):
+            raise BadContent(
+                "The layer's archive is damaged: a header has a wrong checksum."
+                if source.position > BLOCK
+                else "The layer is no tar archive."
+            )
         kind = header[156:157]
         if kind in (_PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
             if kind in meta:
@@ -156,16 +161,20 @@ def read_entries(source: Source) -> Iterator[Entry]:
         raise Truncated("The layer's archive ends after an extra header.")
 
 
-def _check_sum(header: bytes) -> None:
+def _has_right_sum(header: bytes) -> bool:
     # The low half of Adler-32 is one more than the sum of up to 257 bytes, and it is fast.
     parts = (header[:148], header[156:400], header[400:])
     total = sum((adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
-    said = _number(header[148:156])
-    if said == total:
-        return
-    signed = total - 256 * sum(byte > 127 for part in parts for byte in part)
-    if said != signed:
-        raise BadContent("The layer's archive has a header with a wrong checksum.")
+    try:
+        said = _number(header[148:156])
+    except BadContent:
+        return False
+    return said == total or said == total - 256 * _count_high(parts)
+
+
+def _count_high(parts: Iterable[bytes]) -> int:
+    """Some old programs took bytes for signed when they summed them up."""
+    return sum(byte > 127 for part in parts for byte in part)
 
 
 def _number(field: bytes) -> int:

@@ -128,6 +128,7 @@ class Tree:
         """The directories at the top, and those that are called by `.`."""
         directory = self._enter(path)
         if directory is None:
+            self.left_out[UTILITY_VM_ENTRIES] += path != "."
             return
         if entry.kind is not Kind.DIRECTORY:
             raise BadContent(
@@ -181,6 +182,8 @@ class Tree:
         found = None if top == UTILITY_VM else self._tops.get(top) or self._top(top)
         for step in steps[1:]:
             if found is not None:
+                if name_key(step) not in found.children:
+                    self._count()
                 found = self._step(found, step)
         self._entered[path] = found
         return found
@@ -201,7 +204,6 @@ class Tree:
             raise BadContent(
                 f"{quoted(f'{directory.path}/{step}')} in the layer is {what} and a directory."
             )
-        self._count()
         name, length = self._spell(directory, step)
         os.mkdir(name, 0o755, dir_fd=self._open(directory))
         names = directory.names.beneath.get(name_key(step)) if directory.names else None
@@ -368,7 +370,6 @@ class Tree:
             if isinstance(child, Directory):
                 child.is_opaque = True
             elif child is None:
-                self._count()
                 device = os.makedev(0, 0)
                 os.mknod(name, stat.S_IFCHR | 0o600, device, dir_fd=self._open(directory))
 
@@ -410,7 +411,7 @@ def _plain(name: str) -> str:
         raise BadContent(f"{quoted(name)} in the layer is an absolute name.")
     while name.startswith("./"):
         name = name[2:].lstrip("/")
-    return name.rstrip("/")
+    return name.rstrip("/") or "."
 
 
 def too_large(limits: Limits) -> LimitExceeded:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 
-from winpod.images.errors import BadContent, DiskFull
+from winpod.images.errors import BadContent, NoSpace
 from winpod.images.layers.limits import Limits, UnpackedLayer
 from winpod.images.layers.names import NameMap
 from winpod.images.layers.streams import decompress
@@ -61,7 +61,7 @@ def unpack_layer(
     if writer.failure:
         raise writer.failure
     if not size:
-        raise BadContent("The layer is empty: it is not even an archive without files.")
+        raise BadContent("The layer has no content, or was cut short before its first file.")
     return writer.record(f"sha256:{digest.hexdigest()}")
 
 
@@ -136,7 +136,7 @@ class _Writer(threading.Thread):
 
 def _explain(error: OSError, target: Path) -> WinpodError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
+        return NoSpace(
             f"There is no room left for the layer at {target.parent}.",
             "Remove images that are not used, or give it more room.",
         )
