@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from winpod import __version__
-from winpod.cli import check, image, images, pull, rmi
+from winpod.cli import base, check, image, images, pull, rmi
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
@@ -30,6 +30,7 @@ app.add_typer(image.app, name="image")
 app.command("pull")(pull.command)
 app.command("images")(images.command)
 app.command("rmi")(rmi.command)
+app.add_typer(base.app, name="base")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,137 @@
+"""`winpod base`: build, show and remove the Windows that containers run on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from winpod.cli.image import human_size
+from winpod.images import base as bases
+from winpod.images.base import STEPS, Base, Step
+from winpod.images.config import read_config
+from winpod.windows.errors import NotFound
+
+app = typer.Typer(help="Build, show and remove the Windows that containers run on.")
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Where winpod keeps things.", show_default=False),
+]
+Output = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
+
+
+@app.command("build")
+def build(
+    with_32bit: Annotated[
+        bool, typer.Option("--with-32bit", help="Run 32-bit programs too; 150 MB more.")
+    ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Build again, with the packages of today.")
+    ] = False,
+    mirror: Annotated[
+        str,
+        typer.Option(
+            "--mirror", metavar="URL", help="A Debian mirror, other than this machine's own."
+        ),
+    ] = "",
+    root: Root = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Build the Wine base from Debian's packages, unless it is there already. Needs root."""
+    with _step_shown() as show_step:
+        base = bases.build_base(
+            _root(root), with_32bit=with_32bit, refresh=refresh, mirror=mirror, progress=show_step
+        )
+    _print([base], output)
+
+
+@app.command("show")
+def show(root: Root = None, output: Output = Format.TEXT) -> None:
+    """Show the bases, the one that containers get first."""
+    place = _root(root)
+    found = bases.list_bases(place)
+    if not found and output is Format.TEXT:
+        raise NotFound(f"There is no base in {place}.", "Build one: winpod base build")
+    _print(found, output)
+
+
+@app.command("rm")
+def remove(
+    base_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A base's id, or its beginning.")
+    ] = "",
+    root: Root = None,
+) -> None:
+    """Remove a base, or every base."""
+    for base in bases.remove_base(_root(root), base_id):
+        print(f"removed {base.short_id} ({human_size(base.size)})")
+
+
+def _root(chosen: Path | None) -> Path:
+    return chosen or read_config().root
+
+
+@contextmanager
+def _step_shown() -> Iterator[bases.Progress]:
+    """A bar on a terminal, a line for each step elsewhere; both on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda step: print(f"winpod: {step.name} ...", file=sys.stderr, flush=True)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=sum(step.share for step in STEPS))
+
+        def advance(step: Step) -> None:
+            done = sum(one.share for one in STEPS[: STEPS.index(step)]) if step in STEPS else 0
+            bar.update(task, description=step.name, completed=done)
+
+        yield advance
+
+
+def _print(found: list[Base], output: Format) -> None:
+    if output is Format.JSON:
+        print(json.dumps([_as_json(base) for base in found], indent=2))
+        return
+    for base in found:
+        kind = "64-bit and 32-bit" if base.with_32bit else "64-bit"
+        stale = "" if base.is_current else ", made by another winpod: run winpod base build"
+        print(
+            f"{base.short_id}  Wine {base.wine}  {kind}  {human_size(base.size)}"
+            f"  built {base.built:%Y-%m-%d %H:%M}{stale}"
+        )
+
+
+def _as_json(base: Base) -> dict[str, Any]:
+    return {
+        "id": base.id,
+        "path": str(base.path),
+        "wine": base.wine,
+        "with32Bit": base.with_32bit,
+        "size": base.size,
+        "built": base.built.isoformat(),
+        "current": base.is_current,
+        "sources": list(base.sources),
+        "packages": dict(base.packages),
+        "absent": list(base.absent),
+    }
