@@ -78,22 +78,24 @@ def docker_registry(directory: Path, **settings: Any) -> Iterator[str]:
         str(directory / "config.yml"),
     ]
     guard = [program("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
-    process = subprocess.Popen([*guard, *command], stderr=subprocess.PIPE, text=True)
+    log = directory / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([*guard, *command], stdout=output, stderr=output)
     try:
-        yield _address(process)
+        yield _address(process, log)
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
-def _address(process: subprocess.Popen[str]) -> str:
-    said = ""
-    assert process.stderr
-    for line in process.stderr:
-        said += line
-        if found := re.search(r"listening on ([^ ,\"]+)", line):
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    while True:
+        ended = process.poll() is not None
+        if found := re.search(r"listening on ([^ ,\"]+)", log.read_text()):
             return found[1]
-    pytest.fail(f"docker-registry did not start:\n{said}", pytrace=False)
+        if ended:
+            pytest.fail(f"docker-registry did not start:\n{log.read_text()}", pytrace=False)
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
