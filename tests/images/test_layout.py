@@ -17,7 +17,7 @@ from winpod.images.errors import BadContent, ImageNotFound
 from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout, write_image
 from winpod.images.manifests import Bundle, digest_of, platform_as_json
 from winpod.images.references import parse_reference
-from winpod.windows.errors import InvalidInput
+from winpod.windows.errors import InvalidInput, WinpodError
 
 V2019, V2022 = windows("10.0.17763.805"), windows("10.0.20348.2113")
 
@@ -113,13 +113,24 @@ def test_what_is_no_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no oci-layout"):
         open_layout(tmp_path)
     (tmp_path / "file").write_text("text")
-    with pytest.raises(InvalidInput, match="not a tar archive"):
+    with pytest.raises(InvalidInput, match=r"not a whole tar archive: [^\n]*$"):
         open_layout(tmp_path / "file")
     empty = archive(tmp_path, tmp_path.parent / "other.tar")
     with pytest.raises(InvalidInput, match="not of images"):
         open_layout(empty)
     with pytest.raises(InvalidInput, match="not empty and not an OCI layout"):
         write_image(tmp_path, "app", single(V2019))
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
+def test_an_archive_that_is_damaged_anywhere_is_told(tmp_path: Path, mode: str) -> None:
+    write_image(tmp_path / "layout", "app:1", index(V2019, V2022))
+    path = archive(tmp_path / "layout", tmp_path / "layout.tar", mode)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:at] + b"\xaa\x55\xaa" + whole[at + 3 :])
+        with contextlib.suppress(WinpodError):
+            open_layout(path).close()
 
 
 async def test_a_damaged_blob_is_detected(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def c_drive(tmp_path: Path) -> Path:
     (root / "app" / "app.exe").write_bytes(b"MZ" + b"\0" * 5000)
     (root / "app" / "données" / "a b.txt").write_text("text")
     (root / "app" / "current").symlink_to("données")
+    (root / "app" / "around").symlink_to(f"../../{root.name}/empty")
     (root / "empty").mkdir()
     return root
 
@@ -116,6 +117,7 @@ def test_layers_look_like_those_of_windows(c_drive: Path, tmp_path: Path) -> Non
         "Files",
         "Files/app",
         "Files/app/app.exe",
+        "Files/app/around",
         "Files/app/current",
         "Files/app/données",
         "Files/app/données/a b.txt",
@@ -127,6 +129,7 @@ def test_layers_look_like_those_of_windows(c_drive: Path, tmp_path: Path) -> Non
     assert attributes["Files/app/app.exe"] == "32"
     assert attributes["Files/app/current"] == str(0x410)
     assert members["Files/app/current"].linkname == "données"
+    assert members["Files/app/around"].linkname == "../empty"
     assert {(m.mtime, m.uid, m.gid) for m in members.values()} == {(0, 0, 0)}
 
 
@@ -137,7 +140,7 @@ def copy_of(root: Path, target: Path) -> Path:
         copy = target / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink():
-            copy.symlink_to(copy.parent.resolve() / path.readlink())
+            copy.symlink_to(target.resolve() / path.resolve().relative_to(root.resolve()))
         elif path.is_dir():
             copy.mkdir(exist_ok=True)
         else:

@@ -62,6 +62,8 @@ def test_names_mean_what_docker_means(text: str, canonical: str, familiar: str) 
         ("a@md5:" + "0" * 32, "digest"),
         ("a@", "digest"),
         ("ex_ample.com/app", "registry"),
+        ("[::::]:5000/app", "registry"),
+        ("[1:2]/app", "registry"),
         ("0" * 64, "image id"),
         ("a/" * 127 + "ab", "255"),
         ("naïve", '"naïve"'),

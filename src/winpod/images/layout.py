@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import lzma
 import os
 import posixpath
 import shutil
@@ -287,6 +288,9 @@ class _Directory:
         pass
 
 
+_DAMAGED = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
 class _Archive:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -295,9 +299,11 @@ class _Archive:
             self._tar = tarfile.open(path)  # noqa: SIM115 - closed by close()
             self._is_plain = type(self._tar.fileobj) in (io.BufferedReader, io.FileIO)
             members = self._tar.getmembers()
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except _DAMAGED as error:
+            found = str(error).partition("\n")[0].rstrip(":.")
             raise InvalidInput(
-                f"{path} is not a tar archive: {error}.", "Give an OCI layout or an archive of one."
+                f"{path} is not a whole tar archive: {found}.",
+                "Give an OCI layout or an archive of one.",
             ) from None
         self._members = {str(PurePosixPath(member.name)): member for member in members}
 
@@ -309,7 +315,7 @@ class _Archive:
             try:
                 file = self._tar.extractfile(member)
                 data = b"" if file is None else file.read(limit + 1)
-            except (KeyError, OSError, EOFError, tarfile.TarError) as error:
+            except (KeyError, *_DAMAGED) as error:
                 raise BadContent(f"{name} in {self._path} cannot be read: {error}.") from None
         _refuse_larger(len(data), limit, f"{name} in {self._path}")
         return data
@@ -329,7 +335,7 @@ class _Archive:
                 source = self._tar.extractfile(member) if member else None
                 if source:
                     shutil.copyfileobj(source, file, 1 << 20)
-            except (EOFError, tarfile.TarError, zlib.error) as error:
+            except (EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
                 raise BadContent(f"{name} in {self._path} cannot be read: {error}.") from None
 
     def _member(self, name: str) -> tarfile.TarInfo | None:

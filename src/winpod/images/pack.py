@@ -460,10 +460,15 @@ def _read_link(root: Path, path: Path, name: str, problems: list[str]) -> _Entry
         problems.append(f"{_shown(name)} is a link to {_shown(str(path.readlink()))}, outside")
         return None
     link = os.fspath(path.readlink())
-    if Path(link).is_absolute():
+    if Path(link).is_absolute() or _climbs_out(name, link):
         link = os.path.relpath(target, path.parent)
     attributes = _REPARSE_POINT | (_DIRECTORY if path.is_dir() else 0)
     return _Entry(path, name, attributes, link=link)
+
+
+def _climbs_out(name: str, link: str) -> bool:
+    """Whether a relative link goes up past DIR, on its way back into it."""
+    return os.path.normpath(Path(name).parent / link).startswith("..")
 
 
 def _is_unicode(name: str) -> bool:

@@ -6,6 +6,7 @@ gives the whole name. `str(reference)` is canonical and parses back to an equal 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,7 +108,7 @@ def _split_registry(name: str) -> tuple[str, str]:
 
 
 def _check_name(text: str, registry: str, repository: str) -> None:
-    if not _REGISTRY.fullmatch(registry):
+    if not _REGISTRY.fullmatch(registry) or not _is_address(registry):
         raise _refused(text, f'"{registry}" is not a registry host', "Write HOST[:PORT]/NAME.")
     if _IMAGE_ID.fullmatch(repository.removeprefix("library/")):
         raise _refused(text, "64 hexadecimal digits are an image id", "Write a name.")
@@ -127,6 +128,17 @@ def _check_name(text: str, registry: str, repository: str) -> None:
             )
     if len(registry) + 1 + len(repository) > MAX_NAME:
         raise _refused(text, f"it is longer than {MAX_NAME} characters", "Write a shorter name.")
+
+
+def _is_address(registry: str) -> bool:
+    """Whether what stands in brackets is an IPv6 address; without brackets it is a name."""
+    if not registry.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(registry[1 : registry.index("]")])
+    except ValueError:
+        return False
+    return True
 
 
 def _refused(text: str, found: str, advice: str) -> InvalidInput:

@@ -34,9 +34,7 @@ def parse_layout_name(text: str) -> tuple[Path, str] | None:
         if text.startswith(prefix):
             path, _, name = text.removeprefix(prefix).partition(":")
             if not path:
-                raise InvalidInput(
-                    f'"{text}" names no path after {prefix}', f"Write {prefix}PATH:NAME."
-                )
+                raise InvalidInput(f'"{text}" names no path.', f"Write {prefix}PATH:NAME.")
             return Path(path), name
     return None
 
