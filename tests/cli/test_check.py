@@ -166,6 +166,18 @@ def test_sarif_names_every_place_and_every_rule_it_uses(check: Any) -> None:
     assert text.startswith("Deployment default/web may fail. On windows-2019: ")
 
 
+def test_sarif_reads_as_sentences_and_takes_any_file_name(tmp_path: Path) -> None:
+    file = os.fsencode(tmp_path) + b"/p\xff.yaml"
+    Path(os.fsdecode(file)).write_text(LINUX.replace("linux", "windows"), "utf-8")
+    arguments = ("check", "--offline", "-f", os.fsdecode(file), "-o", "sarif")
+    ran = winpod(*arguments, home=tmp_path)
+    placed, unknown = json.loads(ran.out)["runs"][0]["results"]
+    assert placed["message"]["text"].startswith("Pod default/proxy may or may not run. On ")
+    assert (placed["level"], unknown["ruleId"]) == ("warning", "image/unknown")
+    (location,) = unknown["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"].endswith("/p%FF.yaml")
+
+
 def test_every_cause_is_described_for_review_tools() -> None:
     assert set(_CAUSES) == set(Cause)
     assert all(rule.partition("/")[0] in ("placement", "image") for rule in _OTHER_RULES)
@@ -177,7 +189,7 @@ def test_a_linux_pod_is_not_judged_but_warned_off_untainted_windows_nodes(check:
     assert (against_defaults.code, "may be scheduled" in against_defaults.out) == (0, False)
     ran = check(stray + "---\n" + NODE)
     assert ran.code == 0
-    assert "this Linux pod may be scheduled on win, where it cannot start" in ran.out
+    assert "This Linux pod may be scheduled on win, where it cannot start" in ran.out
     assert "may be scheduled" not in check(LINUX + "---\n" + NODE).out
 
 
@@ -209,6 +221,10 @@ spec:
     assert ran.code == 1
     assert "memory: asks for 2Gi; 1Gi of 4Gi is free" in ran.out
     assert "→ lower the requests for memory to 1Gi" in ran.out
+    (tmp_path / "nodes.yaml").write_text(
+        NODE + "---\n" + bound + "status: {phase: Succeeded}\n", "utf-8"
+    )
+    assert check(hungry, "--nodes", "nodes.yaml").code == 0
 
 
 def test_a_class_whose_handler_would_change_is_told(check: Any, tmp_path: Path) -> None:

@@ -96,6 +96,24 @@ async def test_a_registry_that_does_not_answer_leaves_it_unknown(home: Path) -> 
     assert [p.rule for p in one.problems] == ["image/unknown"]
 
 
+async def test_a_broken_config_of_the_user_says_nothing_of_the_image(home: Path) -> None:
+    (home / ".docker").mkdir()
+    (home / ".docker" / "config.json").write_text("{broken", "utf-8")
+    one = only(await checked(home, pod("127.0.0.1:1/app:1")))
+    assert one.status is Status.UNKNOWN
+    assert [(p.rule, p.severity) for p in one.problems] == [("image/unknown", "warning")]
+    assert "config.json is not JSON" in one.problems[0].sentence
+
+
+@pytest.mark.parametrize("values", [{"data": [1]}, {"stringData": "x", "data": {"a": None}}])
+async def test_a_broken_pull_secret_is_told(home: Path, values: dict[str, Any]) -> None:
+    broken = {**secret("127.0.0.1:1", "pull", "kubernetes.io/dockerconfigjson"), **values}
+    asked = pod("127.0.0.1:1/app:1", imagePullSecrets=[{"name": "pull"}])
+    one = only(await checked(home, asked, broken))
+    assert one.status is Status.UNKNOWN
+    assert 'has no ".dockerconfigjson"' in one.problems[0].sentence
+
+
 def secret(registry: str, name: str, kind: str) -> dict[str, Any]:
     config = auths(registry)
     key = ".dockerconfigjson"

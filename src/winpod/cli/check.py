@@ -33,7 +33,9 @@ def command(
     filename: Annotated[
         list[str],
         typer.Option(
-            "--filename", "-f", help="Manifest file, directory, or - for standard input. Repeat it."
+            "--filename",
+            "-f",
+            help="Manifest file, directory, or - for standard input. May be repeated.",
         ),
     ],
     nodes: Annotated[
@@ -46,7 +48,9 @@ def command(
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig to use.")] = None,
     layout: Annotated[
         list[Path] | None,
-        typer.Option(help="OCI layout directory or archive to look images up in first. Repeat it."),
+        typer.Option(
+            help="OCI layout directory or archive to look images up in first. May be repeated."
+        ),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no registry: layouts and what is cached.")
@@ -102,7 +106,7 @@ def _fleet_of_file(file: Path) -> Fleet:
         raise InvalidInput(
             f"{file} holds no Node object.", "`kubectl get nodes -o yaml` writes such a file."
         )
-    bound = [workload.pod for workload in found.workloads if workload.pod.node_name]
+    bound = [w.pod for w in found.workloads if w.pod.node_name and not w.ended]
     return Fleet(with_allocated(found.nodes, bound), tuple(found.classes))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ from winpod import __version__
 from winpod.cluster.check import Checked, Report, name_nodes
 from winpod.windows.pod_api import FIELD_RULES
 from winpod.windows.reading import Path
-from winpod.windows.verdicts import Cause, Outcome, Reason, Status
+from winpod.windows.verdicts import Cause, Outcome, Placement, Reason, Status
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -82,30 +82,34 @@ def _rules() -> Iterator[tuple[str, str]]:
 
 
 def _results(checked: Checked) -> Iterator[dict[str, Any]]:
-    if checked.placement is not None and checked.placement.status in _LEVELS:
-        reason = _main_reason(checked)
+    placement = checked.placement
+    if placement is not None and placement.status in _LEVELS:
+        reason = _main_reason(placement)
         rule = f"placement/{reason.cause}" if reason else "placement/none"
-        path = checked.workload.spec_path
-        yield _result(checked, rule, _LEVELS[checked.placement.status], _story(checked), path)
+        text = _story(checked, placement)
+        yield _result(checked, rule, _LEVELS[placement.status], text, checked.workload.spec_path)
     for problem in checked.problems:
         text = f"{problem.sentence} {problem.instead}".strip()
         yield _result(checked, problem.rule, problem.severity, text, problem.path)
 
 
-def _main_reason(checked: Checked) -> Reason | None:
+def _main_reason(placement: Placement) -> Reason | None:
     """The API server's refusal if there is one, else what fails, else what blocks."""
-    if checked.placement is None:
-        return None
-    verdicts = sorted(checked.placement.verdicts, key=lambda v: v.outcome is not Outcome.FAILS)
-    reasons = (*checked.placement.refusals, *(r for v in verdicts for r in v.reasons))
+    verdicts = sorted(placement.verdicts, key=lambda v: v.outcome is not Outcome.FAILS)
+    reasons = (*placement.refusals, *(r for v in verdicts for r in v.reasons))
     return next(iter(reasons), None)
 
 
-def _story(checked: Checked) -> str:
-    placement = checked.placement
-    text = f"{checked.workload} {checked.status.replace('-', ' ')}."
-    if placement is None:
-        return text
+_SAID = {
+    Status.CANNOT_RUN: "cannot run",
+    Status.UNKNOWN: "may or may not run",
+    Status.MAY_FAIL: "may fail",
+}
+
+
+def _story(checked: Checked, placement: Placement) -> str:
+    status = placement.status
+    text = f"{checked.workload} {_SAID.get(status, status)}."
     for refusal in placement.refusals:
         text += f" {refusal.sentence}."
     for verdict in placement.verdicts:
@@ -126,7 +130,7 @@ def _result(checked: Checked, rule: str, level: str, text: str, path: Path) -> d
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": quote(PurePath(origin.file).as_posix())},
+                    "artifactLocation": {"uri": quote(os.fsencode(origin.file))},
                     "region": {"startLine": origin.line(path)},
                 },
                 "logicalLocations": [{"fullyQualifiedName": str(checked.workload)}],

@@ -76,8 +76,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
+    """What an image is, or why not; `missing` where nobody could ever pull it."""
+
     image: Image | None
     error: WinpodError | None
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +163,11 @@ async def _look_up_one(
     try:
         reference = parse_reference(text)
     except InvalidInput as error:
-        return _Lookup(None, error)
+        return _Lookup(None, error, missing=True)
     try:
         return _Lookup(await sources.describe(text, secrets), None)
     except NotFound as error:
-        return _Lookup(None, error)
+        return _Lookup(None, error, missing=True)
     except WinpodError as error:
         return _Lookup(guess_from_tag(reference), error)
 
@@ -224,9 +227,9 @@ class _Checker:
             Problem(
                 "placement/linux-pod-on-windows",
                 "warning",
-                f"this Linux pod may be scheduled on {name_nodes(strays)}, where it cannot start",
+                f"This Linux pod may be scheduled on {name_nodes(strays)}, where it cannot start.",
                 workload.spec_path,
-                f"add nodeSelector {OS_LABEL}: linux, or taint the Windows nodes",
+                f"Add nodeSelector {OS_LABEL}: linux, or taint the Windows nodes.",
             ),
         )
 
@@ -247,8 +250,8 @@ def _image_problems(workload: Workload, lookups: Mapping[str, _Lookup]) -> Itera
             sentence = f"by its tag, {text} is taken to be for {builds}: {error.sentence}"
             yield Problem("image/guessed", "warning", sentence, container.path, error.advice)
             continue
-        severity: Severity = "error" if isinstance(error, NotFound | InvalidInput) else "warning"
-        rule = "image/not-found" if severity == "error" else "image/unknown"
+        severity: Severity = "error" if lookup.missing else "warning"
+        rule = "image/not-found" if lookup.missing else "image/unknown"
         yield Problem(rule, severity, error.sentence, container.path, error.advice)
 
 
@@ -269,7 +272,7 @@ def _intent_problems(workload: Workload, os: str) -> Iterable[Problem]:
         yield Problem(
             "placement/os-not-stated",
             "note",
-            "nothing says that this pod is for Windows, and its images do not settle it",
+            "Nothing says that this pod is for Windows, and its images do not settle it.",
             workload.spec_path,
-            f"set spec.os.name: windows and nodeSelector {OS_LABEL}: windows",
+            f"Set spec.os.name: windows and nodeSelector {OS_LABEL}: windows.",
         )

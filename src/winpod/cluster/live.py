@@ -14,9 +14,8 @@ from lightkube.resources import core_v1, node_v1
 
 from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 from winpod.windows.objects import Node, Pod, RuntimeClass
-from winpod.windows.scheduling import with_allocated
+from winpod.windows.scheduling import ENDED_PHASES, with_allocated
 
-_ENDED = ("Succeeded", "Failed")
 _PAGE = 500
 
 
@@ -42,7 +41,7 @@ def read_cluster(
 
 def _bound_pods(client: Client) -> Iterator[Pod]:
     for pod in client.list(core_v1.Pod, namespace="*", chunk_size=_PAGE):
-        ended = pod.status is not None and pod.status.phase in _ENDED
+        ended = pod.status is not None and pod.status.phase in ENDED_PHASES
         if pod.spec is not None and pod.spec.nodeName and not ended:
             yield Pod.from_template(pod.to_dict())
 

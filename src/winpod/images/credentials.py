@@ -125,10 +125,12 @@ def read_pull_secrets(secrets: Sequence[Mapping[str, Any]]) -> tuple[Keyring, ..
 
 
 def _secret_value(secret: Mapping[str, Any], key: str, name: str) -> bytes:
-    plain = (secret.get("stringData") or {}).get(key)
+    plain, encoded = (
+        values.get(key) if isinstance(values := secret.get(field), Mapping) else None
+        for field in ("stringData", "data")
+    )
     if isinstance(plain, str):
-        return plain.encode()
-    encoded = (secret.get("data") or {}).get(key)
+        return plain.encode(errors="replace")
     if not isinstance(encoded, str):
         raise InvalidInput(
             f'{name} is of type {secret.get("type")} and has no "{key}".',

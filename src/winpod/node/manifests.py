@@ -20,6 +20,7 @@ import yaml
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Node, Pod, RuntimeClass
 from winpod.windows.reading import At, InvalidField, Path
+from winpod.windows.scheduling import ENDED_PHASES
 
 STDIN = "-"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -116,6 +117,7 @@ class Workload:
     spec: Mapping[str, Any] = field(repr=False)
     spec_path: Path
     origin: Origin
+    ended: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
@@ -324,4 +326,5 @@ def _workload(origin: Origin, at: At, template_path: Path) -> Workload:
     name = name or metadata.get("name").required_text()
     pod = Pod.from_template(template.value, template_path, every_node=kind == "DaemonSet")
     spec = template.get("spec")
-    return Workload(kind, _namespace(at), name, pod, spec.value, spec.path, origin)
+    ended = kind == "Pod" and at.get("status", "phase").text() in ENDED_PHASES
+    return Workload(kind, _namespace(at), name, pod, spec.value, spec.path, origin, ended)

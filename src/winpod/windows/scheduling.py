@@ -16,6 +16,8 @@ from winpod.windows.reading import Amounts
 from winpod.windows.verdicts import Cause, Reason, Stage
 
 CORDON = Taint("node.kubernetes.io/unschedulable")
+ENDED_PHASES = ("Succeeded", "Failed")
+"""A pod that has ended takes no room on its node."""
 
 
 @dataclass(frozen=True, slots=True)
