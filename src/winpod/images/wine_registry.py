@@ -92,8 +92,20 @@ class RegistryFile:
         for place in self._places.values():
             yield self._key_of(self._sections[place])
 
+    def resolve(self, key: str) -> str:
+        """Where a path ends that may lead through links."""
+        longest = max(map(len, self._links), default=0)
+        for _ in range(_MAX_LINKS):
+            folded = fold(key[: longest + 1])
+            ends = [match.start() for match in _ENDS.finditer(folded)]
+            end = next((end for end in ends if folded[:end] in self._links), None)
+            if end is None:
+                return key
+            key = self._links[folded[:end]] + key[end:]
+        raise BadContent(f'{self._name} has links that lead in a circle at "{key}".')
+
     def has_key(self, key: str) -> bool:
-        spot = _spot(self._resolve(key))
+        spot = _spot(self.resolve(key))
         return spot in self._places or bool(self._below(spot))
 
     def values(self, key: str) -> dict[str, Value]:
@@ -107,7 +119,7 @@ class RegistryFile:
 
     def set(self, key: str, values: Mapping[str, Value]) -> None:
         """Creates the key if it is not there. Its other values stay."""
-        key = self._resolve(key)
+        key = self.resolve(key)
         place = self._places.get(_spot(key))
         if place is None:
             place = self._add(key)
@@ -116,7 +128,7 @@ class RegistryFile:
         self._sections[place] = b"".join(lines.values())
 
     def remove_values(self, key: str, *names: str) -> None:
-        place = self._places.get(_spot(self._resolve(key)))
+        place = self._places.get(_spot(self.resolve(key)))
         if place is not None:
             gone = {fold(name) for name in names}
             lines = _lines_of(self._sections[place])
@@ -124,7 +136,7 @@ class RegistryFile:
 
     def remove_key(self, key: str) -> None:
         """Removes a key and all below it. The key that it was in stays."""
-        key = self._resolve(key)
+        key = self.resolve(key)
         if not self.has_key(key):
             return
         for spot in (_spot(key), *self._below(_spot(key))):
@@ -165,17 +177,6 @@ class RegistryFile:
             return ""
         return _ROOT.sub("", _decode(self._parse(line)[1].data), count=1)
 
-    def _resolve(self, key: str) -> str:
-        """Where a path ends that may lead through links."""
-        for _ in range(_MAX_LINKS):
-            folded = fold(key)
-            ends = (match.start() for match in _ENDS.finditer(folded))
-            end = next((end for end in ends if folded[:end] in self._links), None)
-            if end is None:
-                return key
-            key = self._links[folded[:end]] + key[end:]
-        raise BadContent(f'{self._name} has links that lead in a circle at "{key}".')
-
     def _order(self) -> list[bytes]:
         if self._sorted is None:
             self._sorted = sorted(self._places)
@@ -187,7 +188,7 @@ class RegistryFile:
         return order[bisect_left(order, start) : bisect_left(order, start + b"\xff")]
 
     def _lines(self, key: str) -> dict[str | int, bytes]:
-        place = self._places.get(_spot(self._resolve(key)))
+        place = self._places.get(_spot(self.resolve(key)))
         return {} if place is None else _lines_of(self._sections[place])
 
     def _add(self, key: str) -> int:
