@@ -95,6 +95,17 @@ async def test_a_cache_that_cannot_be_written_is_done_without(home: Path) -> Non
         assert (await sources.describe(f"{address}/app")).builds()
 
 
+async def test_a_user_without_a_home_looks_up_images_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "WINPOD_HOSTS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    async with serve(StandIn(single(V2019))) as address, ImageSources() as sources:
+        assert (await sources.describe(f"{address}/app")).builds()
+
+
 def test_a_damaged_record_of_a_tag_is_as_good_as_none(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     reference = parse_reference("app:1")

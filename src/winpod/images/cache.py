@@ -15,13 +15,14 @@ import tempfile
 from pathlib import Path
 
 from winpod.images.errors import BadContent
+from winpod.images.home import user_home
 from winpod.images.manifests import Descriptor, is_digest, pointer, verify
 from winpod.images.references import Reference
 
 
 def default_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    home = Path(base) if Path(base).is_absolute() else user_home() / ".cache"
     return home / "winpod"
 
 

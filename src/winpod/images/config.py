@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from winpod.images.home import user_home
 from winpod.windows.builds import DEFAULT_HOST, Build, parse_build
 from winpod.windows.errors import InvalidInput
 
@@ -49,12 +50,12 @@ def default_root() -> Path:
         return Path(chosen)
     if os.geteuid() == 0:
         return Path("/var/lib/winpod")
-    return Path.home() / ".local/share/winpod"
+    return user_home() / ".local/share/winpod"
 
 
 def read_config() -> Config:
     chosen = os.environ.get("WINPOD_CONFIG")
-    files = (Path(chosen),) if chosen else (Path.home() / ".config/winpod/config.toml", SYSTEM_FILE)
+    files = (Path(chosen),) if chosen else (user_home() / ".config/winpod/config.toml", SYSTEM_FILE)
     for file in files:
         try:
             text = file.read_text()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from winpod.images.home import user_home
 from winpod.images.hosts import HUB_HOST
 from winpod.images.references import DOCKER_HUB
 from winpod.windows.errors import InvalidInput
@@ -93,7 +94,7 @@ async def find_credential(
 def read_docker_config() -> DockerConfig | None:
     """The user's config.json, or None where there is none."""
     directory = os.environ.get("DOCKER_CONFIG")
-    path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
+    path = (Path(directory) if directory else user_home() / ".docker") / "config.json"
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

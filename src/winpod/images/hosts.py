@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from winpod.images.home import user_home
 from winpod.images.references import DOCKER_HUB
 from winpod.windows.errors import InvalidInput
 
@@ -71,7 +72,7 @@ def default_roots() -> tuple[Path, ...]:
     if chosen := os.environ.get("WINPOD_HOSTS_DIR"):
         return (Path(chosen),)
     return (
-        Path.home() / ".config/winpod/certs.d",
+        user_home() / ".config/winpod/certs.d",
         Path("/etc/winpod/certs.d"),
         Path("/etc/containerd/certs.d"),
     )
