@@ -170,6 +170,18 @@ def test_annotations_narrow_the_image(version: str, narrowed: str) -> None:
             'resources.limits.cpu must be a quantity such as 500m or 2Gi, not "x"',
         ),
         (
+            {"spec": {"containers": [{"image": "a", "resources": {"limits": {"cpu": -1}}}]}},
+            'resources.limits.cpu must not be negative, and is "-1".',
+        ),
+        (
+            {"spec": {"containers": [{"image": "a"}], "tolerations": [{"operator": "exists"}]}},
+            'tolerations[0].operator is "exists", and must be one of Equal, Exists, Lt, Gt.',
+        ),
+        (
+            {"spec": {"containers": [{"image": "a"}], "tolerations": [{"effect": "Never"}]}},
+            'tolerations[0].effect is "Never", and must be one of NoSchedule, PreferNoSchedule,',
+        ),
+        (
             {
                 "metadata": {"annotations": {"winpod.dev/os-version": "vista"}},
                 "spec": {"containers": [{"image": "a"}]},
@@ -189,6 +201,39 @@ def test_affinity_operators_are_checked() -> None:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     with pytest.raises(InvalidField, match='operator is "Near", and must be one of In, NotIn'):
         pod(affinity={"nodeAffinity": required})
+
+
+@pytest.mark.parametrize("bound", ["²", "1" * 5000, "-", "+1", ""])
+def test_a_bound_is_a_whole_number(bound: str) -> None:
+    term = {"matchExpressions": [{"key": "a", "operator": "Gt", "values": [bound]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    with pytest.raises(InvalidField, match="must be one whole number for Gt"):
+        pod(affinity={"nodeAffinity": required})
+    assert not Requirement("a", "Gt", ("1",)).accepts(bound)
+    assert not Toleration("a", "Lt", "5", "").tolerates(Taint("a", bound))
+
+
+def test_a_resource_that_is_null_is_none() -> None:
+    read = pod(containers=[{"image": "a", "resources": {"requests": {"cpu": None}}}])
+    assert dict(read.requests) == {"cpu": 0}
+
+
+@pytest.mark.parametrize(
+    ("labels", "info", "system"),
+    [
+        ({}, {}, ("linux", "amd64")),
+        ({}, {"operatingSystem": "windows", "architecture": "arm64"}, ("windows", "arm64")),
+        ({"node.kubernetes.io/windows-build": "10.0.20348"}, {}, ("windows", "amd64")),
+        ({"kubernetes.io/os": "linux"}, {"operatingSystem": "windows"}, ("linux", "amd64")),
+    ],
+)
+def test_a_node_without_labels_is_what_its_kubelet_says(
+    labels: dict[str, str], info: dict[str, str], system: tuple[str, str]
+) -> None:
+    node = Node.from_object(
+        {"metadata": {"name": "n", "labels": labels}, "status": {"nodeInfo": info}}
+    )
+    assert (node.os, node.architecture) == system
 
 
 def test_a_node_is_read_from_its_object() -> None:

@@ -26,7 +26,7 @@ from winpod.windows.isolation import Isolation, fits_host, guest_fits_host
 from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass, Taint, Toleration
 from winpod.windows.objects import NodeTerm as Term
 from winpod.windows.placement import Cluster, default_nodes, intended_os, judge
-from winpod.windows.platforms import Image
+from winpod.windows.platforms import Image, Manifest, Platform
 from winpod.windows.scheduling import admit, with_allocated
 from winpod.windows.verdicts import Cause, Outcome, Placement, Stage, Status
 
@@ -468,6 +468,21 @@ def test_what_should_run_runs(case: str) -> None:
     placement = place(asked, where, **more)
     assert placement.status is Status.RUNS, placement.verdicts
     assert placement.node == where.name
+
+
+def test_no_manifest_is_chosen_where_the_build_is_not_known() -> None:
+    nameless = Node("a", (("kubernetes.io/os", "windows"),))
+    (verdict,) = place(pod(), nameless, images=APP_2022).verdicts
+    assert (verdict.outcome, verdict.manifests) == (Outcome.UNKNOWN, ())
+
+
+def test_an_image_that_asks_for_a_feature_says_which() -> None:
+    platform = Platform("windows", "amd64", os_version="10.0.20348.1", os_features=("gpu",))
+    found = Image("app", "", (Manifest("sha256:a", platform, 1),))
+    (verdict,) = place(pod(), node("a"), images=found).verdicts
+    assert [reason.sentence for reason in verdict.reasons] == [
+        "app has no windows/amd64 image; it has windows/amd64 with gpu"
+    ]
 
 
 def test_all_containers_must_fit_the_one_kernel() -> None:

@@ -6,6 +6,7 @@ form, and all of them are hashable, so that equal things are decided once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -58,17 +59,21 @@ class Toleration:
         return bool(self.key) and self.value == taint.value
 
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdigit()
+    """A whole number as the API takes it: 64 bits."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def _tolerations(at: At) -> tuple[Toleration, ...]:
     return tuple(
         Toleration(
             key=item.get("key").text(),
-            operator=item.get("operator").text("Equal"),
+            operator=item.get("operator").one_of("Equal", "Exists", "Lt", "Gt") or "Equal",
             value=item.get("value").text(),
-            effect=item.get("effect").text(),
+            effect=item.get("effect").one_of("NoSchedule", "PreferNoSchedule", "NoExecute"),
         )
         for item in at.items()
     )
@@ -106,12 +111,9 @@ _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
 def _requirement(at: At) -> Requirement:
-    operator = at.get("operator").required_text()
+    at.get("operator").required_text()
+    operator = at.get("operator").one_of(*_OPERATORS)
     values = at.get("values").texts()
-    if operator not in _OPERATORS:
-        raise InvalidField(
-            (*at.path, "operator"), f'is "{operator}", and must be one of {", ".join(_OPERATORS)}'
-        )
     if operator in ("Gt", "Lt") and not (len(values) == 1 and _is_number(values[0])):
         raise InvalidField((*at.path, "values"), f"must be one whole number for {operator}")
     return Requirement(at.get("key").required_text(), operator, values)
@@ -145,17 +147,22 @@ class Node:
     handlers: frozenset[str] | None = None
     runtime: str = ""
     kernel_version: str = ""
+    told_os: str = ""
+    told_architecture: str = ""
 
     def label(self, key: str) -> str | None:
         return next((value for name, value in self.labels if name == key), None)
 
     @property
     def os(self) -> str:
-        return self.label(OS_LABEL) or self.label("beta.kubernetes.io/os") or "linux"
+        """What a label says; else what the kubelet told; else what the build gives away."""
+        stated = self.label(OS_LABEL) or self.label("beta.kubernetes.io/os") or self.told_os
+        return stated or ("windows" if self.label(BUILD_LABEL) else "linux")
 
     @property
     def architecture(self) -> str:
-        return self.label(ARCH_LABEL) or self.label("beta.kubernetes.io/arch") or "amd64"
+        stated = self.label(ARCH_LABEL) or self.label("beta.kubernetes.io/arch")
+        return stated or self.told_architecture or "amd64"
 
     @property
     def build(self) -> Build | None:
@@ -191,6 +198,8 @@ class Node:
             handlers=handlers - {""} or None,
             runtime=info.get("containerRuntimeVersion").text().partition(":")[0],
             kernel_version=info.get("kernelVersion").text(),
+            told_os=info.get("operatingSystem").text(),
+            told_architecture=info.get("architecture").text(),
         )
 
 

@@ -166,6 +166,8 @@ def _shape(node: Node, labels: frozenset[str]) -> object:
         node.handlers,
         node.runtime,
         node.build,
+        node.os,
+        node.architecture,
     )
 
 

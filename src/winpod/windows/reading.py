@@ -92,6 +92,14 @@ class At:
             raise InvalidField(self.path, "is required")
         return self.text()
 
+    def one_of(self, *names: str) -> str:
+        """One of these names, or nothing."""
+        if self.text() and self.text() not in names:
+            raise InvalidField(
+                self.path, f'is "{self.text()}", and must be one of {", ".join(names)}'
+            )
+        return self.text()
+
     def flag(self) -> bool:
         if self.value is None:
             return False
@@ -111,10 +119,15 @@ class At:
         return tuple((key, self.get(key).amount()) for key in self._keys())
 
     def amount(self) -> Decimal:
+        """A quantity; none is nothing, as the API takes it."""
+        if self.value is None:
+            return Decimal(0)
         text = str(self.value) if isinstance(self.value, int | float | str) else ""
         amount = parse_quantity(text)
         if amount is None or isinstance(self.value, bool):
             raise InvalidField(self.path, f'must be a quantity such as 500m or 2Gi, not "{text}"')
+        if amount < 0:
+            raise InvalidField(self.path, f'must not be negative, and is "{text}"')
         return amount
 
     def _keys(self) -> list[str]:

@@ -13,7 +13,7 @@ from winpod.windows.builds import Build
 from winpod.windows.handlers import PROCESS, Handler, find_handler
 from winpod.windows.isolation import Isolation, guest_fits_host, process_rule
 from winpod.windows.objects import BUILD_LABEL, Node, Pod
-from winpod.windows.platforms import Image, Manifest, Wanted, choose_manifest, matches
+from winpod.windows.platforms import Image, Manifest, Platform, Wanted, choose_manifest, matches
 from winpod.windows.scheduling import Admitted
 from winpod.windows.verdicts import Cause, Reason, Stage
 
@@ -166,7 +166,7 @@ def _choose_images(pod: Pod, node: Node, images: Images, start: Start) -> None:
         manifest = choose_manifest(image.manifests, asked)
         if manifest is None:
             start.reasons += (misfit(image, text, asked),)
-        else:
+        elif start.kernel or node.os != "windows":  # else the choice is not known
             start.manifests += ((text, manifest),)
 
 
@@ -196,7 +196,7 @@ def misfit(image: Image, text: str, wanted: Wanted) -> Reason:
     """Why no manifest of an image is what is wanted: what it has, and what was needed."""
     symptom = NO_MATCH if image.is_index else MISMATCH
     for_os = [m for m in image.manifests if m.platform.os == wanted.os]
-    has = ", ".join(sorted({f"{m.platform.os}/{m.platform.architecture}" for m in image.manifests}))
+    has = ", ".join(sorted({_described(m.platform) for m in image.manifests}))
     if not for_os:
         sentence = f"{text} has no {wanted.os} image; it has {has}"
         return _unstarted(Cause.OS, sentence, symptom, text)
@@ -204,6 +204,13 @@ def misfit(image: Image, text: str, wanted: Wanted) -> Reason:
         sentence = f"{text} has no {wanted.os}/{wanted.architecture} image; it has {has}"
         return _unstarted(Cause.ARCHITECTURE, sentence, symptom, text)
     return _unstarted(Cause.BUILD, _build_misfit(image, text, wanted), symptom, text)
+
+
+def _described(platform: Platform) -> str:
+    """`windows/amd64`, with what else it asks of a host."""
+    text = str(replace(platform, os_version=""))
+    features = f" with {', '.join(platform.os_features)}" if platform.os_features else ""
+    return text + features
 
 
 def _build_misfit(image: Image, text: str, wanted: Wanted) -> str:
