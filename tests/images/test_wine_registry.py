@@ -197,6 +197,7 @@ def test_the_same_key_twice_is_one_key() -> None:
         (b"REGEDIT4\n[A]\n", "is not a registry file of Wine"),
         (EMPTY + b'\n[A\n"x"="1"\n', r'has a key that does not end: "\[A"'),
         (EMPTY + b"\n[A\\]\n", r"has a key that does not end"),
+        (EMPTY + b"\n[abc", r"has a key that does not end"),
     ],
 )
 def test_what_is_no_registry_file_is_refused(data: bytes, sentence: str) -> None:

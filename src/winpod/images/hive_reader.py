@@ -62,7 +62,10 @@ def read_hive(data: bytes, where: str = "The hive") -> Hive:
     try:
         reader = pyregf.file()
         reader.open_file_object(io.BytesIO(data))
-        keys = tuple(_Walk(data).keys(reader.get_root_key()))
+        root = reader.get_root_key()
+        if root is None:
+            raise ValueError("it has no root")
+        keys = tuple(_Walk(data).keys(root))
     except (OSError, ValueError, struct.error, MemoryError) as error:
         detail = str(error) if type(error) is ValueError else "it is damaged"
         raise BadContent(

@@ -141,7 +141,8 @@ class _Merge:
         kept = {fold(name) for name in self._original.values(key)} if has_own else set()
         if fold(key) == fold(_ENVIRONMENT):
             kept, rule = _PROCESSOR_VALUES, Rule(_ENVIRONMENT, Taking.NEW, _PROCESSOR)
-        self._file.remove_values(key, *(n for n in delta.deleted_values if fold(n) not in kept))
+        if delta.deleted_values:
+            self._file.remove_values(key, *(n for n in delta.deleted_values if fold(n) not in kept))
         taken = {name: value for name, value in delta.values.items() if fold(name) not in kept}
         self._leave(rule.key, rule.reason, len(delta.values) - len(taken))
         self._file.set(key, taken)

@@ -70,9 +70,9 @@ class RegistryFile:
         self._sections = data.split(_SECTION)
         self._places: dict[bytes, int] = {}
         self._links: dict[str, str] = {}
+        self._longest_link = 0
         self._sorted: list[bytes] | None = None
-        for place in range(1, len(self._sections)):
-            self._index(place, self._sections[place])
+        self._index(data.isascii())
 
     def copy(self) -> RegistryFile:
         """Another one that has the same content and is changed apart from this one."""
@@ -81,6 +81,7 @@ class RegistryFile:
         other._sections = self._sections.copy()
         other._places = self._places.copy()
         other._links = self._links.copy()
+        other._longest_link = self._longest_link
         other._sorted = None if self._sorted is None else self._sorted.copy()
         return other
 
@@ -94,9 +95,8 @@ class RegistryFile:
 
     def resolve(self, key: str) -> str:
         """Where a path ends that may lead through links."""
-        longest = max(map(len, self._links), default=0)
         for _ in range(_MAX_LINKS):
-            folded = fold(key[: longest + 1])
+            folded = fold(key[: self._longest_link + 1])
             ends = [match.start() for match in _ENDS.finditer(folded)]
             end = next((end for end in ends if folded[:end] in self._links), None)
             if end is None:
@@ -150,16 +150,24 @@ class RegistryFile:
         if parent and not self.has_key(parent):
             self._add(parent)
 
-    def _index(self, place: int, text: bytes) -> None:
-        key, bracket, _ = text.partition(b"]")
-        odd = b"\\x" in key or b"\n" in key or key.endswith(b"\\") or not key.isascii()
-        spot = key.upper() if bracket and not odd else _spot(self._key_of(text))
-        first = self._places.setdefault(spot, place)
-        if first != place:  # Wine reads one after the other into the same key
-            self._sections[first] += text.partition(b"\n")[2]
-            self._sections[place] = b""
-        if b"\n#link" in text and (target := self._target_of(text)):
-            self._links[fold(self._key_of(text))] = target
+    def _index(self, is_ascii: bool) -> None:
+        for place, text in enumerate(self._sections[1:], 1):
+            spot = text.partition(b"]")[0].upper()
+            is_odd = b"\\X" in spot or b"\n" in spot or spot[-1:] == b"\\"
+            if is_odd or len(spot) == len(text) or not is_ascii:
+                spot = _spot(self._key_of(text))
+            first = self._places.setdefault(spot, place)
+            if first != place:  # Wine reads one after the other into the same key
+                self._sections[first] += text.partition(b"\n")[2]
+                self._sections[place] = b""
+            if b"\n#link" in text:
+                self._index_link(text)
+
+    def _index_link(self, text: bytes) -> None:
+        if target := self._target_of(text):
+            link = fold(self._key_of(text))
+            self._links[link] = target
+            self._longest_link = max(self._longest_link, len(link))
 
     def _key_of(self, text: bytes) -> str:
         key, bracket, _ = text.partition(b"]")
@@ -348,6 +356,11 @@ def _data(tag: bytes | None, text: bytes) -> bytes:
 
 def _escape(text: str, quotes: str) -> bytes:
     """Text as Wine writes it: ASCII, all else by number, UTF-16 unit for unit."""
+    if text.isascii() and text.isprintable():
+        text = text.replace("\\", "\\\\")
+        for quote in quotes:
+            text = text.replace(quote, "\\" + quote)
+        return text.encode("ascii")
 
     def replace(match: re.Match[str]) -> str:
         char, following = match[0], text[match.end() : match.end() + 1]
