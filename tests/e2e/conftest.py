@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.windows_programs import cache
+
+from winpod.images.base import Base, build_base
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +21,14 @@ def control_plane(
 
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), say=say) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def base() -> Base:
+    """The Wine base, built once per recipe and kept outside the repository."""
+    return build_base(cache() / "root")
+
+
+@pytest.fixture(scope="session")
+def base_32bit() -> Base:
+    return build_base(cache() / "root", with_32bit=True)

@@ -212,15 +212,15 @@ def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress
     work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root / "bases"))
     rootfs, prefix = work / "rootfs", work / "prefix"
     try:
+        (prefix / "drive_c").mkdir(parents=True)
         progress(PACKAGES)
         packages = unpack_packages(rootfs, mirrors, with_32bit=with_32bit)
         progress(LIBRARIES)
         base_slim.complete_tree(rootfs)
-        base_slim.keep_only_needed(rootfs, work)
+        base_slim.keep_only_needed(rootfs, prefix, work)
         progress(DEBUGGING)
         base_slim.strip_windows_files(rootfs)
         progress(PREFIX)
-        prefix.mkdir()
         base_prefix.make_prefix(rootfs, prefix, work)
         progress(SETTINGS)
         base_prefix.settle_prefix(prefix)

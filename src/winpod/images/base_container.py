@@ -63,7 +63,7 @@ def run_contained(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> Result:
-    """Runs a command in a read-only tree with a writable prefix, and waits for its end."""
+    """Runs a command in a read-only tree, in the drive C: of a prefix, and waits for its end."""
     bundle = Path(tempfile.mkdtemp(prefix="container-", dir=workspace))
     name = f"winpod-base-{bundle.name.removeprefix('container-')}"
     spec = container_spec(rootfs, prefix, command, name, {**ENVIRONMENT, **(environment or {})})
@@ -112,7 +112,7 @@ def container_spec(
         "process": {
             "user": {"uid": 0, "gid": 0},
             "args": list(command),
-            "cwd": "/prefix",
+            "cwd": "/prefix/drive_c",
             "env": [f"{key}={value}" for key, value in environment.items()],
             "noNewPrivileges": True,
             "capabilities": dict.fromkeys(

