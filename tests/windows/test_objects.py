@@ -42,13 +42,15 @@ def requests(**amounts: str) -> dict[str, Any]:
         ("5.", "5"),
         ("-1k", "-1000"),
         ("100u", "0.0001"),
+        ("9" * 500, "9223372036854775807"),
+        ("8Ei", "9223372036854775807"),
     ],
 )
 def test_quantities_are_exact(text: str, number: str) -> None:
     assert parse_quantity(text) == Decimal(number)
 
 
-@pytest.mark.parametrize("text", ["", "1GB", "Gi", "1 Gi", "1mi", "0x10", "1e", "--1"])
+@pytest.mark.parametrize("text", ["", "1GB", "Gi", "1 Gi", "1mi", "0x10", "1e", "--1", "9" * 1001])
 def test_what_is_no_quantity_is_not_read_as_one(text: str) -> None:
     assert parse_quantity(text) is None
 

@@ -524,6 +524,12 @@ def test_lack_of_room_is_never_rounded_away() -> None:
     ]
 
 
+def test_more_than_there_is_anywhere_is_told() -> None:
+    small = node("a", allocatable=amounts(memory="8Gi"))
+    (verdict,) = place(pod(requests=amounts(memory="9" * 99)), small).verdicts
+    assert "memory: asks for 8192Pi; 8Gi of 8Gi is free" in verdict.reasons[0].sentence
+
+
 def test_bound_pods_take_room_with_their_overhead() -> None:
     bound = pod(node_name="a", requests=amounts(memory="1Gi"), overhead=amounts(memory="200Mi"))
     (counted, other) = with_allocated([node("a"), node("b")], [bound, bound])

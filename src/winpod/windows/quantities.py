@@ -22,6 +22,8 @@ _UNITS = {
     "Pi": Decimal(1024**5),
     "Ei": Decimal(1024**6),
 }
+_LARGEST = Decimal(2**63 - 1)
+_LONGEST = 1000
 _QUANTITY = re.compile(
     r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)",
     re.ASCII,
@@ -30,12 +32,12 @@ _QUANTITY = re.compile(
 
 @lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> Decimal | None:
-    """The number, or None where the text is not a quantity."""
+    """The number, or None where the text is not a quantity. Like the API, it knows no larger."""
     match = _QUANTITY.fullmatch(text.strip())
-    if match is None:
+    if match is None or len(text) > _LONGEST:
         return None
     number, exponent, unit = match.groups()
-    return Decimal(number + (exponent or "")) * _UNITS[unit or ""]
+    return min(Decimal(number + (exponent or "")) * _UNITS[unit or ""], _LARGEST)
 
 
 def format_quantity(resource: str, amount: Decimal, *, rounding: str = ROUND_FLOOR) -> str:
