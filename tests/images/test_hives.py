@@ -446,6 +446,11 @@ def test_names_that_windows_does_not_allow_are_refused(tmp_path: Path) -> None:
         read_hive(hive.replace(b"ab\0\0", b"a\\\0\0"))
 
 
+def test_a_hive_without_a_root_is_refused() -> None:
+    with pytest.raises(BadContent, match="it has no root"):
+        read_hive(with_checksum(SOUND[:36] + b"\xff" * 4 + SOUND[40:]))
+
+
 def test_a_key_that_is_in_itself_is_refused(tmp_path: Path) -> None:
     hive = hive_of(tmp_path, {r"outer\inner": {}})
     outer, inner = (struct.pack("<I", key_at(hive, n) - 4 - 4096) for n in ("outer", "inner"))
@@ -481,7 +486,12 @@ def sound_hive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return with_big_data(hive, "big", bytes(40_000))
 
 
-@settings(max_examples=300, deadline=2000)
+@pytest.fixture(scope="module")
+def used(sound_hive: bytes) -> list[int]:
+    return [at for at, byte in enumerate(sound_hive) if byte]
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     changes=st.lists(
         st.tuples(
@@ -495,9 +505,12 @@ def sound_hive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     is_signed=st.booleans(),
 )
 def test_no_damage_raises_anything_but_a_sentence(
-    sound_hive: bytes, changes: list[tuple[float, bytes]], length: float | None, is_signed: bool
+    sound_hive: bytes,
+    used: list[int],
+    changes: list[tuple[float, bytes]],
+    length: float | None,
+    is_signed: bool,
 ) -> None:
-    used = [at for at, byte in enumerate(sound_hive) if byte]
     hive = bytearray(sound_hive)
     for place, new in changes:
         at = used[int(place * len(used))]
@@ -553,3 +566,18 @@ def test_a_container_has_the_image_s_registry_and_its_own_build(
     assert system.value(VERSION, "CurrentBuild") == Value.text("17763")
     assert "Sam_Delta of layer 1 was left out" in caplog.text
     assert (prefix / "system.reg").read_bytes() == registry().files()["system.reg"]
+
+
+def test_a_prefix_is_read_again_when_it_was_written(tmp_path: Path) -> None:
+    build = parse_build("2022")
+    for name, data in registry().files().items():
+        (tmp_path / name).write_bytes(data)
+    first = compose_registry(tmp_path, build, [])
+    assert compose_registry(tmp_path, build, []) == first
+    changed = registry().system
+    changed.set("Software\\New", {"x": Value.dword(1)})
+    (tmp_path / "system.reg").write_bytes(changed.to_bytes())
+    assert b"[Software\\\\New]" in compose_registry(tmp_path, build, [])["system.reg"]
+    (tmp_path / "user.reg").unlink()
+    with pytest.raises(BadContent, match=r"user\.reg cannot be read"):
+        compose_registry(tmp_path, build, [])

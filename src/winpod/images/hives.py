@@ -14,12 +14,21 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from winpod.images.errors import BadContent
 from winpod.images.hive_reader import Hive, KeyDelta, Mark, read_hive
 from winpod.images.hive_rules import Rule, Taking, holds_wines_keys, rule_for
-from winpod.images.wine_registry import Kind, RegistryFile, Value, WineRegistry, fold, with_build
+from winpod.images.wine_registry import (
+    FILES,
+    Kind,
+    RegistryFile,
+    Value,
+    WineRegistry,
+    fold,
+    with_build,
+)
 from winpod.windows.builds import Build
 
 _log = logging.getLogger(__name__)
@@ -53,7 +62,7 @@ def compose_registry(prefix: Path, build: Build, layers: Sequence[Path]) -> dict
 
     `layers` are the unpacked layers of its image, the lowest first.
     """
-    registry = WineRegistry.read(prefix)
+    registry = _read_once(prefix, _state_of(prefix)).copy()
     for note in apply_hives(registry, [layer / "Hives" for layer in layers]):
         _log.info("%s", note)
     return with_build(registry, build).files()
@@ -85,6 +94,21 @@ def apply_hives(registry: WineRegistry, hives: Sequence[Path]) -> list[str]:
             for (key, reason), count in sorted(left_out.items())
         ]
     return notes
+
+
+def _state_of(prefix: Path) -> tuple[tuple[int, int, int], ...]:
+    """Another one if a file of the prefix was written since."""
+    try:
+        states = [(prefix / name).stat() for name in FILES]
+    except OSError:
+        return ()
+    return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in states)
+
+
+@lru_cache(maxsize=4)
+def _read_once(prefix: Path, _state: tuple[tuple[int, int, int], ...]) -> WineRegistry:
+    """A base's prefix does not change, and to read it takes ten times as long as to edit it."""
+    return WineRegistry.read(prefix)
 
 
 class _Merge:
