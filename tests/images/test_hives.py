@@ -448,7 +448,7 @@ def test_names_that_windows_does_not_allow_are_refused(tmp_path: Path) -> None:
 
 def test_a_hive_without_a_root_is_refused() -> None:
     with pytest.raises(BadContent, match="it has no root"):
-        read_hive(with_checksum(SOUND[:36] + b"\xff" * 4 + SOUND[40:]))
+        read_hive(with_checksum(SOUND[:36] + bytes(4) + SOUND[40:]))
 
 
 def test_a_key_that_is_in_itself_is_refused(tmp_path: Path) -> None:
