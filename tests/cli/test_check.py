@@ -268,7 +268,11 @@ def test_a_tag_that_names_a_build_is_taken_at_its_word_and_said_so(check: Any) -
             (),
             "app.yaml:12: spec.",
         ),
-        ("kind: Service\napiVersion: v1\n", (), "there is no workload to check in app.yaml."),
+        (
+            "kind: Service\napiVersion: v1\n",
+            (),
+            "there is no workload to check in app.yaml (1 of other kinds).",
+        ),
         (LEGACY, ("-f", "gone.yaml"), "cannot read gone.yaml: No such file or directory."),
         (LEGACY, ("--nodes", "app.yaml"), "app.yaml holds no Node object."),
         (

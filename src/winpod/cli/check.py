@@ -69,7 +69,8 @@ def command(
     """
     manifests = read_manifests(filename)
     if not manifests.workloads:
-        raise InvalidInput(f"there is no workload to check in {', '.join(filename)}.")
+        others = f" ({manifests.passed_over} of other kinds)" if manifests.passed_over else ""
+        raise InvalidInput(f"there is no workload to check in {', '.join(filename)}{others}.")
     fleet = _fleet(manifests, nodes, kubeconfig, context)
     report = asyncio.run(_check(manifests, fleet, tuple(layout or ()), offline))
     match output:

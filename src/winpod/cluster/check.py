@@ -60,7 +60,6 @@ class Checked:
 class Report:
     cluster: Cluster
     checked: tuple[Checked, ...]
-    passed_over: int
     notes: tuple[str, ...] = ()
 
     def counts(self) -> Counter[Status]:
@@ -114,7 +113,6 @@ async def check(
     return Report(
         cluster,
         tuple(checker.check(workload) for workload in manifests.workloads),
-        manifests.passed_over,
         tuple(_changed_handlers(manifests, fleet)),
     )
 

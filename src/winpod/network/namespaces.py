@@ -11,6 +11,7 @@ caller outside gets one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -69,7 +70,8 @@ class Namespaces:
             path.touch(mode=0o444)
             _in_own_thread(lambda: _make(path))
         except OSError as error:
-            self.remove(name)
+            with contextlib.suppress(NamespaceFailed):
+                self.remove(name)
             raise NamespaceFailed(
                 f"The network namespace {path} cannot be made: {error.strerror}.", _advice(error)
             ) from error

@@ -72,8 +72,8 @@ def _start_on_windows(admitted: Admitted, node: Node, start: Start) -> None:
         start.unknown += (
             _unstarted(
                 Cause.BUILD,
-                f"the node does not tell its Windows build (no {BUILD_LABEL} label, no kernel "
-                "version)",
+                f"the node does not tell its Windows build (by a {BUILD_LABEL} label such as "
+                "10.0.20348, or its kernel version)",
             ),
         )
         return
