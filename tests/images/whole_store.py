@@ -40,7 +40,8 @@ def leftovers(root: Path) -> set[str]:
     for path in (root / "ingest").iterdir():
         content = {f"ingest/{path.name}/{one.name}" for one in path.iterdir()}
         is_session = path.name.startswith("session-")
-        found |= content - {f"ingest/{path.name}/lock"} if is_session else content
+        locks = {f"ingest/{path.name}/{name}" for name in ("lock", "owner")}
+        found |= content - locks if is_session else content
     database = sqlite3.connect(root / "state.db")
     found |= {f"lease {row[0]}" for row in database.execute("SELECT purpose FROM leases")}
     database.close()

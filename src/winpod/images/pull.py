@@ -58,7 +58,6 @@ from winpod.images.store import (
 from winpod.images.store_lock import FileLock
 from winpod.images.store_size import LayerSize, measure
 from winpod.windows.builds import Build
-from winpod.windows.errors import WinpodError
 from winpod.windows.handlers import Handler
 from winpod.windows.objects import Narrowing
 from winpod.windows.platforms import Image, Manifest, Platform
@@ -168,7 +167,7 @@ class Puller:
         self.store = store
         self.settings = settings or ImageSettings()
         self.downloads = asyncio.Semaphore(self.settings.max_concurrent_downloads)
-        self.unpackers = Unpackers(store.session().descriptor)
+        self.unpackers = Unpackers(store.session().shared.descriptor)
         self._running: dict[tuple[str, str], _Shared] = {}
 
     async def __aenter__(self) -> Self:
@@ -206,7 +205,8 @@ class Puller:
     ) -> bool:
         """Do work that others may be doing: wait for theirs, or do it for all.
 
-        False where it was theirs and failed, which says nothing of one's own.
+        False where it was theirs and failed, which says nothing of one's own: they may have gone
+        away, or not have been let in.
         """
         shared = self._running.get(key)
         is_own = shared is None
@@ -216,7 +216,7 @@ class Puller:
         shared.waiting.append(progress)
         try:
             await asyncio.shield(shared.task)
-        except WinpodError:
+        except Exception:
             if is_own:
                 raise
             return False

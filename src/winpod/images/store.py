@@ -41,6 +41,8 @@ from winpod.windows.handlers import get_handler
 GRACE_SECONDS = 24 * 3600.0
 _SHORT_ID = 4
 
+_SHARED, _OWNER = "lock", "owner"
+
 DOCUMENT, LAYER, BLOB = "document", "layer", "blob"
 
 Key = tuple[str, str, str]
@@ -107,6 +109,19 @@ class FilesystemUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """A directory for work in progress, and the locks that say for whom it is there.
+
+    The shared lock is inherited by processes that work in the directory, and keeps it; the owner's
+    is not, and keeps the leases.
+    """
+
+    directory: Path
+    shared: FileLock
+    owner: FileLock
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A promise that content named in it stays, made before the content is looked for."""
 
@@ -127,7 +142,7 @@ class Store:
         self._host = str(host.base) if host else None
         self._grace = grace_seconds
         self._mutex = threading.RLock()
-        self._session: FileLock | None = None
+        self._session: Session | None = None
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o711)
             for part in ("content", "layers", "ingest/blobs"):
@@ -156,8 +171,9 @@ class Store:
 
     def close(self) -> None:
         if self._session:
-            shutil.rmtree(self._session.path.parent, ignore_errors=True)
-            self._session.release()
+            shutil.rmtree(self._session.directory, ignore_errors=True)
+            self._session.owner.release()
+            self._session.shared.release()
             self._session = None
         self._database.close()
 
@@ -458,21 +474,23 @@ class Store:
         done = [row["id"] for row in rows if row["session"] not in live or row["id"] == lease.id]
         self._database.executemany("DELETE FROM leases WHERE id = ?", [(one,) for one in done])
 
-    def session(self) -> FileLock:
-        """This process' place for what is in progress; whoever inherits the lock shares it."""
+    def session(self) -> Session:
+        """This process' place for what is in progress."""
         with self._writing():
             return self._open_session()
 
-    def _open_session(self) -> FileLock:
+    def _open_session(self) -> Session:
         if self._session is None:
             directory = self._ingest / f"session-{uuid4().hex}"
             directory.mkdir(mode=0o700)
-            self._session = FileLock.take(directory / "lock")
+            self._session = Session(
+                directory, FileLock.take(directory / _SHARED), FileLock.take(directory / _OWNER)
+            )
         return self._session
 
     def _begin(self, purpose: str) -> Lease:
         with self._writing():
-            directory = self._open_session().path.parent
+            directory = self._open_session().directory
             lease = Lease(uuid4().hex, directory)
             self._database.execute(
                 "INSERT INTO leases (id, purpose, session, created_at) VALUES (?, ?, ?, ?)",
@@ -501,13 +519,17 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
 
     def _dead_sessions(self) -> list[Path]:
-        live = self._live_sessions()
-        return [path for path in self._ingest.glob("session-*") if path.name not in live]
+        used = self._sessions_with(_SHARED)
+        return [path for path in self._ingest.glob("session-*") if path.name not in used]
 
     def _live_sessions(self) -> set[str]:
-        own = {self._session.path.parent.name} if self._session else set()
+        return self._sessions_with(_OWNER)
+
+    def _sessions_with(self, lock: str) -> set[str]:
+        """Sessions in which a living process has a lock."""
+        own = {self._session.directory.name} if self._session else set()
         others = {path.name for path in self._ingest.glob("session-*")} - own
-        return own | {name for name in others if _is_locked(self._ingest / name / "lock")}
+        return own | {name for name in others if _is_locked(self._ingest / name / lock)}
 
     def _forget_unwanted(self) -> None:
         oldest = time.time() - self._grace
