@@ -49,13 +49,13 @@ def new_server() -> grpc.aio.Server:
 
 
 def add_service(
-    server: grpc.aio.Server, service: ServiceDescriptor, implementation: object
+    server: grpc.aio.Server, service: ServiceDescriptor, *implementations: object
 ) -> None:
-    """Serve every method of the service; one that the implementation lacks is Unimplemented."""
-    handlers = {
-        method.name: _handler(method, getattr(implementation, function_name(method.name), None))
-        for method in service.methods
-    }
+    """Serve every method of the service, by the first that has it; else it is Unimplemented."""
+    handlers = {}
+    for method in service.methods:
+        found = (getattr(one, function_name(method.name), None) for one in implementations)
+        handlers[method.name] = _handler(method, next(filter(None, found), None))
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
     server.add_generic_rpc_handlers((generic,))
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from winpod.network.attachments import Attached, Attachment
-from winpod.network.cni import Cni
+from winpod.network.cni import Cni, Ready
 from winpod.network.namespaces import Namespaces
 from winpod.windows.errors import WinpodError
 
@@ -53,3 +53,8 @@ class SandboxNetworks:
                 except WinpodError as error:
                     troubles.append(str(error))
         return troubles
+
+    async def trouble(self) -> str:
+        """Why pods cannot be connected, empty where they can."""
+        status = await self.cni.status()
+        return "" if isinstance(status, Ready) else status.reason

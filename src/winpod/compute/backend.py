@@ -1,0 +1,97 @@
+"""What makes containers run: the one face that the CRI server has of it.
+
+A backend is told to make, start, end and remove things by id, may be told twice, and answers what
+is true after a restart of this process. There are real containers, and simulated ones for scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from winpod.compute.plan import Plan
+from winpod.compute.resources import Enforced
+from winpod.windows.builds import Build
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxAsked:
+    """What a pod's containers share."""
+
+    id: str
+    hostname: str
+    netns: str
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAsked:
+    """One container, planned, and where its parts are."""
+
+    id: str
+    sandbox: str
+    plan: Plan
+    build: Build
+    layers: tuple[Path, ...]
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a container's program ended; the code has 32 bits, as Windows'."""
+
+    code: int
+    finished_at: int
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a container has used and uses."""
+
+    timestamp: int
+    cpu_nanoseconds: int = 0
+    working_set_bytes: int = 0
+    commit_bytes: int = 0
+    processes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Backend(Protocol):
+    async def make_sandbox(self, asked: SandboxAsked) -> None: ...
+
+    async def remove_sandbox(self, sandbox: str) -> None: ...
+
+    async def make(self, asked: ContainerAsked) -> None: ...
+
+    async def start(self, container: str) -> None: ...
+
+    async def signal(self, container: str, *, kill: bool) -> None:
+        """The stop event, or the end of everything in the container."""
+
+    async def wait(self, container: str) -> Exit:
+        """Until the container's program has ended; at once if it has. Survives a restart."""
+
+    async def is_running(self, container: str) -> bool: ...
+
+    async def remove(self, container: str) -> None: ...
+
+    async def update(self, container: str, limits: Enforced) -> None: ...
+
+    async def usage(self, container: str) -> Usage: ...
+
+    async def reopen_log(self, container: str) -> None: ...
+
+    async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
+        """A further program in the container, to its end; TimeoutError when that takes longer."""

@@ -1,0 +1,93 @@
+"""A stand-in for real containers, for scale: the same life, and no processes.
+
+A container runs until it is told to stop. Its log is a line that says so. What it used grows with
+the time it has run. Nothing survives this process: after a restart every container has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from winpod.compute.backend import ContainerAsked, Exit, Output, SandboxAsked, Usage
+from winpod.compute.resources import Enforced
+from winpod.windows.errors import NotFound
+
+_TERMINATED = 0xC000013A
+_MEMORY = 32 * 1024 * 1024
+
+
+class SimulatedBackend:
+    def __init__(self) -> None:
+        self._made: dict[str, ContainerAsked] = {}
+        self._started: dict[str, int] = {}
+        self._ended: dict[str, asyncio.Future[Exit]] = {}
+
+    async def make_sandbox(self, asked: SandboxAsked) -> None:
+        del asked
+
+    async def remove_sandbox(self, sandbox: str) -> None:
+        del sandbox
+
+    async def make(self, asked: ContainerAsked) -> None:
+        self._made[asked.id] = asked
+
+    async def start(self, container: str) -> None:
+        asked = self._get(container)
+        self._started[container] = time.time_ns()
+        self._ended[container] = asyncio.get_running_loop().create_future()
+        self._log(asked, f"simulated: {asked.plan.command_line}")
+
+    async def signal(self, container: str, *, kill: bool) -> None:
+        ended = self._ended.get(container)
+        if ended and not ended.done():
+            ended.set_result(Exit(_TERMINATED if kill else 0, time.time_ns()))
+
+    async def wait(self, container: str) -> Exit:
+        ended = self._ended.get(container)
+        if ended is None:
+            return Exit(255, time.time_ns(), "Unknown", "the simulation did not survive a restart")
+        return await asyncio.shield(ended)
+
+    async def is_running(self, container: str) -> bool:
+        ended = self._ended.get(container)
+        return ended is not None and not ended.done()
+
+    async def remove(self, container: str) -> None:
+        await self.signal(container, kill=True)
+        for table in (self._made, self._started, self._ended):
+            table.pop(container, None)
+
+    async def update(self, container: str, limits: Enforced) -> None:
+        del limits
+        self._get(container)
+
+    async def usage(self, container: str) -> Usage:
+        now = time.time_ns()
+        if not await self.is_running(container):
+            return Usage(now)
+        age = now - self._started[container]
+        return Usage(now, age // 100, _MEMORY, _MEMORY, 1, 4096)
+
+    async def reopen_log(self, container: str) -> None:
+        self._log(self._get(container), "simulated: log opened again")
+
+    async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
+        del seconds
+        self._get(container)
+        return Output(0, f"simulated: {' '.join(command)}\r\n".encode(), b"")
+
+    def _get(self, container: str) -> ContainerAsked:
+        if asked := self._made.get(container):
+            return asked
+        raise NotFound(f"there is no simulated container {container}.")
+
+    def _log(self, asked: ContainerAsked, text: str) -> None:
+        if asked.log_path:
+            path = Path(asked.log_path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as log:
+                log.write(f"{datetime.now(UTC).isoformat()} stdout F {text}\n")

@@ -1,0 +1,392 @@
+"""Containers: planned and made, started, watched to their end, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from winpod.compute import backend as compute
+from winpod.compute.backend import Backend, Exit
+from winpod.compute.plan import (
+    ContainerAsked,
+    Mount,
+    Plan,
+    SourceKind,
+    make_plan,
+    read_image_config,
+)
+from winpod.compute.resources import Asked, enforce
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.sandboxes import selected
+from winpod.cri.state import Container, Phase, Sandbox, State
+from winpod.cri.statuses import container_item, container_state, container_status, signed
+from winpod.images.pull import variant_for
+from winpod.images.pull_choice import narrowing_of
+from winpod.images.store import Store, StoredImage
+from winpod.windows.builds import Build, parse_version
+from winpod.windows.errors import InvalidInput, NotFound, WinpodError
+from winpod.windows.handlers import get_handler
+from winpod.windows.paths import is_pipe
+
+_log = logging.getLogger(__name__)
+_PAGE = 100
+_OUTPUT_LIMIT = 16 * 1024 * 1024
+_START_FAILED = 128
+
+
+class NotRunning(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+
+class Containers:
+    def __init__(
+        self,
+        state: State,
+        backend: Backend,
+        store: Store,
+        host: Build,
+        host_cpus: int,
+        changed: Callable[[str, api.ContainerEventType, Sandbox], None],
+    ) -> None:
+        self._state = state
+        self._backend = backend
+        self._store = store
+        self._host = host
+        self._host_cpus = host_cpus
+        self._changed = changed
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    async def create_container(
+        self, request: api.CreateContainerRequest
+    ) -> api.CreateContainerResponse:
+        sandbox = self._state.sandbox(request.pod_sandbox_id)
+        if sandbox.phase is not Phase.RUNNING:
+            raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
+        config = request.config
+        if not config.metadata.name:
+            raise InvalidInput("the container has no name.", "metadata.name is required.")
+        image = await self._image(config, sandbox)
+        plan = self._plan(config, sandbox, image)
+        container = Container(
+            id=secrets.token_hex(32),
+            sandbox=sandbox.id,
+            name=f"{config.metadata.name}_{sandbox.name}_{config.metadata.attempt}",
+            config=config.SerializeToString(),
+            phase=Phase.MAKING,
+            created_at=time.time_ns(),
+            image_id=image.id,
+            image_ref=next(iter(image.digests), image.id),
+            plan=json.dumps(asdict(plan.asked)),
+            log_path=_log_path(sandbox, config),
+        )
+        self._state.add(container)
+        try:
+            self._store.hold(container.id, image)
+            await self._backend.make(self._asked(container, image, plan))
+        except BaseException:
+            await asyncio.shield(self._unmake(container))
+            raise
+        self._state.save(container, phase=Phase.CREATED)
+        self._changed(container.id, api.CONTAINER_CREATED_EVENT, sandbox)
+        return api.CreateContainerResponse(container_id=container.id)
+
+    async def _image(self, config: api.ContainerConfig, sandbox: Sandbox) -> StoredImage:
+        """The variant of the image that the sandbox's handler needs, from what is stored."""
+        annotations = {**sandbox.known.annotations, **config.image.annotations}
+        return await variant_for(
+            self._store,
+            config.image.image,
+            get_handler(sandbox.handler),
+            self._host,
+            narrowing_of(annotations),
+        )
+
+    def _plan(self, config: api.ContainerConfig, sandbox: Sandbox, image: StoredImage) -> Plan:
+        document = json.loads(self._store.content(image.manifest))
+        described = read_image_config(self._store.content(document["config"]["digest"]))
+        return make_plan(
+            container_asked(config),
+            described,
+            hostname=sandbox.known.hostname,
+            host_cpus=self._host_cpus,
+        )
+
+    def _asked(
+        self, container: Container, image: StoredImage, plan: Plan
+    ) -> compute.ContainerAsked:
+        return compute.ContainerAsked(
+            id=container.id,
+            sandbox=container.sandbox,
+            plan=plan,
+            build=parse_version(image.os_version) or self._host,
+            layers=tuple(self._store.layers_of(image)),
+            log_path=container.log_path,
+        )
+
+    async def _unmake(self, container: Container) -> None:
+        try:
+            await self._backend.remove(container.id)
+        except WinpodError as error:
+            _log.warning("container %s could not be undone: %s", container.id, error)
+            self._state.save(container, phase=Phase.EXITED, reason="Unknown")
+            return
+        self._store.release(container.id)
+        self._state.forget(container)
+
+    async def start_container(
+        self, request: api.StartContainerRequest
+    ) -> api.StartContainerResponse:
+        container = self._state.container(request.container_id)
+        if container.phase is not Phase.CREATED:
+            state = api.ContainerState.Name(container_state(container))
+            raise NotRunning(f"container is in {state} state, and only a created one is started")
+        sandbox = self._state.sandbox(container.sandbox)
+        if sandbox.phase is not Phase.RUNNING:
+            raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
+        self._state.save(container, phase=Phase.STARTING)
+        try:
+            await self._backend.start(container.id)
+        except WinpodError as error:
+            self._ended(container, Exit(_START_FAILED, time.time_ns(), "StartError", str(error)))
+            raise
+        self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
+        self._changed(container.id, api.CONTAINER_STARTED_EVENT, sandbox)
+        self._watch(container)
+        return api.StartContainerResponse()
+
+    def _watch(self, container: Container) -> None:
+        async def until_the_end() -> None:
+            self._ended(container, await self._backend.wait(container.id))
+
+        task = asyncio.create_task(until_the_end())
+        self._watches[container.id] = task
+        task.add_done_callback(lambda _: self._watches.pop(container.id, None))
+
+    def _ended(self, container: Container, end: Exit) -> None:
+        if container.phase in (Phase.EXITED, Phase.REMOVING):
+            return
+        self._state.save(
+            container,
+            phase=Phase.EXITED,
+            finished_at=end.finished_at,
+            exit_code=end.code,
+            reason=end.reason or ("Completed" if end.code == 0 else "Error"),
+            message=end.message,
+        )
+        sandbox = self._state.sandboxes.get(container.sandbox)
+        if sandbox:
+            self._changed(container.id, api.CONTAINER_STOPPED_EVENT, sandbox)
+
+    async def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
+        if container := self._maybe(request.container_id):
+            await self._stop(container, request.timeout)
+        return api.StopContainerResponse()
+
+    async def _stop(self, container: Container, grace: float) -> None:
+        watch = self._watches.get(container.id)
+        if watch is None:
+            return
+        if grace > 0:
+            await self._backend.signal(container.id, kill=False)
+            await asyncio.wait((watch,), timeout=grace)
+        if not watch.done():
+            await self._backend.signal(container.id, kill=True)
+            await asyncio.wait((watch,))
+
+    async def end(self, container: Container) -> None:
+        """At once, as the end of its sandbox asks."""
+        await self._stop(container, 0)
+
+    async def remove_container(
+        self, request: api.RemoveContainerRequest
+    ) -> api.RemoveContainerResponse:
+        if container := self._maybe(request.container_id):
+            await self.remove(container)
+        return api.RemoveContainerResponse()
+
+    async def remove(self, container: Container) -> None:
+        await self.end(container)
+        self._state.save(container, phase=Phase.REMOVING)
+        await self._backend.remove(container.id)
+        self._store.release(container.id)
+        if sandbox := self._state.sandboxes.get(container.sandbox):
+            self._changed(container.id, api.CONTAINER_DELETED_EVENT, sandbox)
+        self._state.forget(container)
+
+    async def container_status(
+        self, request: api.ContainerStatusRequest
+    ) -> api.ContainerStatusResponse:
+        container = self._state.container(request.container_id)
+        info = {"info": container.plan} if request.verbose else {}
+        handler = self._handler(container)
+        return api.ContainerStatusResponse(status=container_status(container, handler), info=info)
+
+    async def list_containers(
+        self, request: api.ListContainersRequest
+    ) -> api.ListContainersResponse:
+        return api.ListContainersResponse(containers=self._listed(request.filter))
+
+    async def stream_containers(
+        self, request: api.StreamContainersRequest
+    ) -> AsyncIterator[api.StreamContainersResponse]:
+        items = self._listed(request.filter)
+        for start in range(0, len(items), _PAGE):
+            yield api.StreamContainersResponse(containers=items[start : start + _PAGE])
+
+    def _listed(self, wanted: api.ContainerFilter) -> list[api.Container]:
+        return [
+            container_item(container, self._handler(container))
+            for container in self._state.containers.values()
+            if container.phase is not Phase.MAKING
+            and container.id.startswith(wanted.id)
+            and container.sandbox.startswith(wanted.pod_sandbox_id)
+            and (not wanted.HasField("state") or wanted.state.state == container_state(container))
+            and selected(wanted.label_selector, container.known.labels)
+        ]
+
+    def _handler(self, container: Container) -> str:
+        sandbox = self._state.sandboxes.get(container.sandbox)
+        return sandbox.handler if sandbox else ""
+
+    async def update_container_resources(
+        self, request: api.UpdateContainerResourcesRequest
+    ) -> api.UpdateContainerResourcesResponse:
+        """All of it or nothing; a zero leaves a value as it is."""
+        container = self._state.container(request.container_id)
+        before = Asked(**json.loads(container.plan))
+        after = before.updated(asked_resources(request.windows))
+        limits = enforce(after, self._host_cpus)
+        if container.phase in (Phase.RUNNING, Phase.CREATED):
+            await self._backend.update(container.id, limits)
+        config = container.known
+        _write_resources(config.windows.resources, after)
+        self._state.save(
+            container, plan=json.dumps(asdict(after)), config=config.SerializeToString()
+        )
+        return api.UpdateContainerResourcesResponse()
+
+    async def reopen_container_log(
+        self, request: api.ReopenContainerLogRequest
+    ) -> api.ReopenContainerLogResponse:
+        container = self._running(request.container_id)
+        await self._backend.reopen_log(container.id)
+        return api.ReopenContainerLogResponse()
+
+    async def exec_sync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse:
+        if not request.cmd:
+            raise InvalidInput("there is no command to run in the container.")
+        container = self._running(request.container_id)
+        output = await self._backend.run(container.id, list(request.cmd), request.timeout)
+        return api.ExecSyncResponse(
+            stdout=output.stdout[:_OUTPUT_LIMIT],
+            stderr=output.stderr[:_OUTPUT_LIMIT],
+            exit_code=signed(output.code),
+        )
+
+    def _running(self, id_: str) -> Container:
+        container = self._state.container(id_)
+        if container.phase is not Phase.RUNNING:
+            state = api.ContainerState.Name(container_state(container))
+            raise NotRunning(f"container is in {state} state")
+        return container
+
+    async def recover(self) -> None:
+        """After a restart: what was half made is undone, what runs is watched again."""
+        for container in list(self._state.containers.values()):
+            match container.phase:
+                case Phase.MAKING:
+                    await self._unmake(container)
+                case Phase.REMOVING:
+                    await self.remove(container)
+                case Phase.STARTING | Phase.RUNNING:
+                    await self._find_again(container)
+
+    async def _find_again(self, container: Container) -> None:
+        if container.phase is Phase.STARTING:
+            self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
+        if await self._backend.is_running(container.id):
+            self._watch(container)
+        else:
+            self._ended(container, await self._backend.wait(container.id))
+
+    def _maybe(self, id_: str) -> Container | None:
+        try:
+            return self._state.container(id_)
+        except NotFound:
+            return None
+
+
+def container_asked(config: api.ContainerConfig) -> ContainerAsked:
+    """What a request asks of one container, as plain data."""
+    security = config.windows.security_context
+    return ContainerAsked(
+        command=tuple(config.command),
+        args=tuple(config.args),
+        cwd=config.working_dir,
+        env=tuple((pair.key, _text(pair)) for pair in config.envs),
+        mounts=tuple(_mount(mount) for mount in config.mounts),
+        user=security.run_as_username,
+        tty=config.tty,
+        stdin=config.stdin,
+        stdin_once=config.stdin_once,
+        host_process=security.host_process,
+        resources=asked_resources(config.windows.resources),
+        annotations=dict(config.annotations),
+        credential_spec=security.credential_spec,
+    )
+
+
+def _text(pair: api.KeyValue) -> str:
+    try:
+        return pair.value.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the environment variable {pair.key} is not UTF-8 text.") from None
+
+
+def asked_resources(resources: api.WindowsContainerResources) -> Asked:
+    return Asked(
+        cpu_count=resources.cpu_count,
+        cpu_maximum=resources.cpu_maximum,
+        cpu_weight=resources.cpu_shares,
+        memory_bytes=resources.memory_limit_in_bytes,
+        rootfs_bytes=resources.rootfs_size_in_bytes,
+    )
+
+
+def _write_resources(resources: api.WindowsContainerResources, asked: Asked) -> None:
+    resources.cpu_count = asked.cpu_count
+    resources.cpu_maximum = asked.cpu_maximum
+    resources.cpu_shares = asked.cpu_weight
+    resources.memory_limit_in_bytes = asked.memory_bytes
+    resources.rootfs_size_in_bytes = asked.rootfs_bytes
+
+
+def _mount(mount: api.Mount) -> Mount:
+    return Mount(mount.host_path, mount.container_path, _kind(mount.host_path), mount.readonly)
+
+
+def _kind(source: str) -> SourceKind:
+    if is_pipe(source):
+        return SourceKind.PIPE
+    try:
+        mode = Path(source).stat().st_mode
+    except FileNotFoundError:
+        return SourceKind.MISSING
+    except OSError as error:
+        raise InvalidInput(f'failed to stat "{source}": {error.strerror}') from error
+    if stat.S_ISDIR(mode):
+        return SourceKind.DIRECTORY
+    return SourceKind.SOCKET if stat.S_ISSOCK(mode) else SourceKind.FILE
+
+
+def _log_path(sandbox: Sandbox, config: api.ContainerConfig) -> str:
+    if not sandbox.known.log_directory or not config.log_path:
+        return ""
+    return str(Path(sandbox.known.log_directory) / config.log_path)

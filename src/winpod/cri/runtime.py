@@ -1,0 +1,105 @@
+"""The runtime itself: what it is, whether it is ready, what it can do, and what happens in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from winpod import __version__
+from winpod.cri.events import Events
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.state import Sandbox, State
+from winpod.cri.statuses import container_status, sandbox_status
+from winpod.windows.builds import Build
+from winpod.windows.handlers import Handler
+
+KUBELET_API = "0.1.0"
+NAME = "winpod"
+
+
+class Runtime:
+    """`handlers` are those that can start here and now; `network_trouble` is empty when ready."""
+
+    def __init__(
+        self,
+        state: State,
+        host: Build,
+        handlers: tuple[Handler, ...],
+        network_trouble: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._state = state
+        self._host = host
+        self._handlers = handlers
+        self._network_trouble = network_trouble
+        self._events = Events()
+
+    async def version(self, request: api.VersionRequest) -> api.VersionResponse:
+        del request
+        return api.VersionResponse(
+            version=KUBELET_API,
+            runtime_name=NAME,
+            runtime_version=__version__,
+            runtime_api_version="v1",
+        )
+
+    async def status(self, request: api.StatusRequest) -> api.StatusResponse:
+        trouble = await self._network_trouble()
+        conditions = [
+            api.RuntimeCondition(type="RuntimeReady", status=True),
+            api.RuntimeCondition(
+                type="NetworkReady",
+                status=not trouble,
+                reason="NetworkPluginNotReady" if trouble else "",
+                message=trouble,
+            ),
+        ]
+        info = {"host": self._host.describe()} if request.verbose else {}
+        return api.StatusResponse(
+            status=api.RuntimeStatus(conditions=conditions),
+            info=info,
+            runtime_handlers=[
+                api.RuntimeHandler(name=name, features=api.RuntimeHandlerFeatures())
+                for name in ("", *(handler.name for handler in self._handlers))
+            ],
+            features=api.RuntimeFeatures(),
+        )
+
+    async def runtime_config(self, request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
+        del request
+        return api.RuntimeConfigResponse()
+
+    async def update_runtime_config(
+        self, request: api.UpdateRuntimeConfigRequest
+    ) -> api.UpdateRuntimeConfigResponse:
+        """The kubelet pushes the node's pod CIDR; the network's own configuration has it."""
+        del request
+        return api.UpdateRuntimeConfigResponse()
+
+    async def update_pod_sandbox_resources(
+        self, request: api.UpdatePodSandboxResourcesRequest
+    ) -> api.UpdatePodSandboxResourcesResponse:
+        """Resources of a pod as a whole are for Linux; Windows has them for containers only."""
+        self._state.sandbox(request.pod_sandbox_id)
+        return api.UpdatePodSandboxResourcesResponse()
+
+    async def get_container_events(
+        self, request: api.GetEventsRequest
+    ) -> AsyncIterator[api.ContainerEventResponse]:
+        del request
+        async for event in self._events.listen():
+            yield event
+
+    def changed(self, id_: str, kind: api.ContainerEventType, sandbox: Sandbox) -> None:
+        """Tell everybody who listens."""
+        self._events.tell(
+            api.ContainerEventResponse(
+                container_id=id_,
+                container_event_type=kind,
+                created_at=time.time_ns(),
+                pod_sandbox_status=sandbox_status(sandbox),
+                containers_statuses=[
+                    container_status(container, sandbox.handler)
+                    for container in self._state.containers_of(sandbox)
+                ],
+            )
+        )

@@ -1,0 +1,239 @@
+"""Sandboxes: the place of a pod, from its network to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Protocol
+
+from winpod.compute.backend import Backend, SandboxAsked
+from winpod.compute.plan import HostProcessRefused
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.state import Container, Phase, Sandbox, State
+from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
+from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
+from winpod.windows.errors import InvalidInput, NotFound, WinpodError
+from winpod.windows.handlers import Handler, get_handler
+from winpod.windows.isolation import Isolation
+
+_log = logging.getLogger(__name__)
+_PAGE = 100
+_PROTOCOLS = {api.TCP: "tcp", api.UDP: "udp", api.SCTP: "sctp"}
+
+
+class Networks(Protocol):
+    async def connect(self, attachment: Attachment) -> Attached: ...
+
+    async def disconnect(self, sandbox_id: str) -> None: ...
+
+    async def sweep(self, known: Collection[str]) -> list[str]: ...
+
+    async def trouble(self) -> str:
+        """Why pods cannot be connected, empty where they can."""
+
+
+class IsolationUnavailable(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(
+            f'the handler "{handler.name}" asks for hypervisor isolation, which this runtime does '
+            "not have.",
+            "Use a RuntimeClass with the handler runhcs-wcow-process, whose images fit the node.",
+        )
+
+
+class Sandboxes:
+    def __init__(
+        self,
+        state: State,
+        backend: Backend,
+        networks: Networks,
+        stop_container: Callable[[Container], Awaitable[None]],
+        remove_container: Callable[[Container], Awaitable[None]],
+        changed: Callable[[str, api.ContainerEventType, Sandbox], None],
+    ) -> None:
+        self._state = state
+        self._backend = backend
+        self._networks = networks
+        self._stop_container = stop_container
+        self._remove_container = remove_container
+        self._changed = changed
+
+    async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
+        handler = get_handler(request.runtime_handler)
+        config = request.config
+        _check(config, handler)
+        sandbox = Sandbox(
+            id=secrets.token_hex(32),
+            name=_name(config.metadata),
+            handler=handler.name,
+            config=config.SerializeToString(),
+            phase=Phase.MAKING,
+            created_at=time.time_ns(),
+        )
+        self._state.add(sandbox)
+        try:
+            await self._make(sandbox)
+        except BaseException:
+            await asyncio.shield(self._unmake(sandbox))
+            raise
+        self._changed(sandbox.id, api.CONTAINER_CREATED_EVENT, sandbox)
+        self._changed(sandbox.id, api.CONTAINER_STARTED_EVENT, sandbox)
+        return api.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
+
+    async def _make(self, sandbox: Sandbox) -> None:
+        attached = await self._networks.connect(_attachment(sandbox))
+        known = sandbox.known
+        await self._backend.make_sandbox(
+            SandboxAsked(
+                id=sandbox.id,
+                hostname=known.hostname,
+                netns=sandbox.id,
+                servers=tuple(known.dns_config.servers),
+                searches=tuple(known.dns_config.searches),
+            )
+        )
+        self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
+
+    async def _unmake(self, sandbox: Sandbox) -> None:
+        """Where even that fails, the sandbox is kept, not ready, for the client to remove."""
+        try:
+            await self._take_apart(sandbox)
+        except WinpodError as error:
+            _log.warning("what was made of sandbox %s could not be undone: %s", sandbox.id, error)
+            self._state.save(sandbox, phase=Phase.EXITED)
+        else:
+            self._state.forget(sandbox)
+
+    async def _take_apart(self, sandbox: Sandbox) -> None:
+        await self._backend.remove_sandbox(sandbox.id)
+        await self._networks.disconnect(sandbox.id)
+
+    async def stop_pod_sandbox(
+        self, request: api.StopPodSandboxRequest
+    ) -> api.StopPodSandboxResponse:
+        if sandbox := self._maybe(request.pod_sandbox_id):
+            await self._stop(sandbox)
+        return api.StopPodSandboxResponse()
+
+    async def _stop(self, sandbox: Sandbox) -> None:
+        containers = self._state.containers_of(sandbox)
+        await asyncio.gather(*(self._stop_container(container) for container in containers))
+        await self._take_apart(sandbox)
+        if sandbox.phase is Phase.RUNNING:
+            self._state.save(sandbox, phase=Phase.EXITED)
+            self._changed(sandbox.id, api.CONTAINER_STOPPED_EVENT, sandbox)
+
+    async def remove_pod_sandbox(
+        self, request: api.RemovePodSandboxRequest
+    ) -> api.RemovePodSandboxResponse:
+        if sandbox := self._maybe(request.pod_sandbox_id):
+            await self._stop(sandbox)
+            self._state.save(sandbox, phase=Phase.REMOVING)
+            await self._finish_removal(sandbox)
+        return api.RemovePodSandboxResponse()
+
+    async def _finish_removal(self, sandbox: Sandbox) -> None:
+        containers = self._state.containers_of(sandbox)
+        await asyncio.gather(*(self._remove_container(container) for container in containers))
+        await self._take_apart(sandbox)
+        self._changed(sandbox.id, api.CONTAINER_DELETED_EVENT, sandbox)
+        self._state.forget(sandbox)
+
+    async def pod_sandbox_status(
+        self, request: api.PodSandboxStatusRequest
+    ) -> api.PodSandboxStatusResponse:
+        sandbox = self._state.sandbox(request.pod_sandbox_id)
+        return api.PodSandboxStatusResponse(
+            status=sandbox_status(sandbox),
+            containers_statuses=[
+                container_status(c, sandbox.handler) for c in self._state.containers_of(sandbox)
+            ],
+            timestamp=time.time_ns(),
+        )
+
+    async def list_pod_sandbox(
+        self, request: api.ListPodSandboxRequest
+    ) -> api.ListPodSandboxResponse:
+        return api.ListPodSandboxResponse(items=self._listed(request.filter))
+
+    async def stream_pod_sandboxes(
+        self, request: api.StreamPodSandboxesRequest
+    ) -> AsyncIterator[api.StreamPodSandboxesResponse]:
+        items = self._listed(request.filter)
+        for start in range(0, len(items), _PAGE):
+            yield api.StreamPodSandboxesResponse(pod_sandboxes=items[start : start + _PAGE])
+
+    def _listed(self, wanted: api.PodSandboxFilter) -> list[api.PodSandbox]:
+        return [
+            sandbox_item(sandbox)
+            for sandbox in self._state.sandboxes.values()
+            if sandbox.phase is not Phase.MAKING
+            and sandbox.id.startswith(wanted.id)
+            and (not wanted.HasField("state") or wanted.state.state == sandbox_state(sandbox))
+            and selected(wanted.label_selector, sandbox.known.labels)
+        ]
+
+    async def recover(self) -> None:
+        """After a restart: undo what was half made, finish what was half removed."""
+        for sandbox in list(self._state.sandboxes.values()):
+            if sandbox.phase is Phase.MAKING:
+                await self._unmake(sandbox)
+            elif sandbox.phase is Phase.REMOVING:
+                await self._finish_removal(sandbox)
+        for trouble in await self._networks.sweep(list(self._state.sandboxes)):
+            _log.warning("%s", trouble)
+
+    def handler_of(self, config: api.PodSandboxConfig) -> str:
+        """The handler of the sandbox that a config describes, empty where there is none."""
+        name = _name(config.metadata)
+        found = (s.handler for s in self._state.sandboxes.values() if s.name == name)
+        return next(found, "")
+
+    def _maybe(self, id_: str) -> Sandbox | None:
+        try:
+            return self._state.sandbox(id_)
+        except NotFound:
+            return None
+
+
+def selected(selector: object, labels: object) -> bool:
+    return all(labels.get(k) == v for k, v in selector.items())  # type: ignore[attr-defined]
+
+
+def _name(metadata: api.PodSandboxMetadata) -> str:
+    return f"{metadata.name}_{metadata.namespace}_{metadata.uid}_{metadata.attempt}"
+
+
+def _check(config: api.PodSandboxConfig, handler: Handler) -> None:
+    if not config.metadata.name:
+        raise InvalidInput("the sandbox has no name.", "metadata.name is required.")
+    if config.windows.security_context.host_process:
+        raise HostProcessRefused
+    if handler.isolation is Isolation.HYPERVISOR:
+        raise IsolationUnavailable(handler)
+
+
+def _attachment(sandbox: Sandbox) -> Attachment:
+    known = sandbox.known
+    return Attachment(
+        sandbox_id=sandbox.id,
+        pod_name=known.metadata.name,
+        pod_namespace=known.metadata.namespace,
+        pod_uid=known.metadata.uid,
+        hostname=known.hostname,
+        port_mappings=tuple(
+            PortMapping(p.container_port, p.host_port, _PROTOCOLS[p.protocol], p.host_ip)
+            for p in known.port_mappings
+        ),
+        dns=Dns(
+            tuple(known.dns_config.servers),
+            tuple(known.dns_config.searches),
+            tuple(known.dns_config.options),
+        ),
+        annotations=dict(known.annotations),
+    )

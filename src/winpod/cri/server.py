@@ -1,0 +1,68 @@
+"""The server: all of the CRI over one state, one store, one network and one backend."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from winpod.compute.backend import Backend
+from winpod.cri.containers import Containers
+from winpod.cri.images import ImageService
+from winpod.cri.rpc import IMAGE, RUNTIME, add_service, new_server
+from winpod.cri.runtime import Runtime
+from winpod.cri.sandboxes import Networks, Sandboxes
+from winpod.cri.state import State
+from winpod.cri.stats import Stats
+from winpod.images.pull import Puller
+from winpod.images.store import Store
+from winpod.windows.builds import Build
+from winpod.windows.handlers import PROCESS
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a server is made of; whoever made the parts closes them."""
+
+    state: State
+    store: Store
+    puller: Puller
+    backend: Backend
+    networks: Networks
+    host: Build
+
+
+class Server:
+    """Answers once what an earlier process left half-done is settled."""
+
+    def __init__(self, parts: Parts) -> None:
+        state, backend = parts.state, parts.backend
+        self._runtime = Runtime(state, parts.host, (PROCESS,), parts.networks.trouble)
+        cpus = len(os.sched_getaffinity(0))
+        changed = self._runtime.changed
+        self._containers = Containers(state, backend, parts.store, parts.host, cpus, changed)
+        self._sandboxes = Sandboxes(
+            state, backend, parts.networks, self._containers.end, self._containers.remove, changed
+        )
+        images = ImageService(parts.store, parts.puller, parts.host, self._sandboxes.handler_of)
+        self._server = new_server()
+        stats = Stats(state, backend)
+        add_service(self._server, RUNTIME, self._runtime, self._sandboxes, self._containers, stats)
+        add_service(self._server, IMAGE, images)
+
+    async def start(self, *addresses: str) -> None:
+        """Listen at `unix:PATH` and `HOST:PORT`; a socket that nobody answers at is replaced."""
+        await self._containers.recover()
+        await self._sandboxes.recover()
+        for address in addresses:
+            if address.startswith("unix:"):
+                Path(address.removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)
+            self._server.add_insecure_port(address)
+        await self._server.start()
+
+    async def wait(self) -> None:
+        await self._server.wait_for_termination()
+
+    async def stop(self) -> None:
+        """Calls under way may end; containers go on."""
+        await self._server.stop(grace=5)

@@ -1,0 +1,341 @@
+"""Sandboxes and containers over gRPC, with simulated compute and a network of loopback only."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.cri.test_images import push
+from winpod.compute.simulated import SimulatedBackend
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.server import Parts, Server
+from winpod.cri.state import State
+from winpod.images.pull import Puller
+from winpod.images.store import Store
+from winpod.network.attachments import Attached, Attachment, Dns
+from winpod.windows.builds import parse_build
+from winpod.windows.errors import WinpodError
+
+
+class LoopbackNetworks:
+    """A stand-in for real networks: every sandbox has an address and nobody can reach it."""
+
+    def __init__(self) -> None:
+        self.connected: list[str] = []
+        self.failure: WinpodError | None = None
+
+    async def connect(self, attachment: Attachment) -> Attached:
+        if self.failure:
+            raise self.failure
+        self.connected.append(attachment.sandbox_id)
+        return Attached("test", (f"127.0.0.{len(self.connected)}",), Dns(), {})
+
+    async def disconnect(self, sandbox_id: str) -> None:
+        if sandbox_id in self.connected:
+            self.connected.remove(sandbox_id)
+
+    async def sweep(self, known: Collection[str]) -> list[str]:
+        self.connected = [sandbox for sandbox in self.connected if sandbox in known]
+        return []
+
+    async def trouble(self) -> str:
+        return str(self.failure or "")
+
+
+class Node:
+    """One runtime on a directory, that can be left as a kill would leave it, and started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.networks = LoopbackNetworks()
+        self.backend = SimulatedBackend()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Client]:
+        host = parse_build("2022")
+        state = State(self.root / "state.db")
+        with Store(self.root / "images", host=host) as store:
+            async with Puller(store) as puller:
+                server = Server(Parts(state, store, puller, self.backend, self.networks, host))
+                target = f"unix:{self.root}/cri.sock"
+                await server.start(target)
+                client = Client(target)
+                try:
+                    yield client
+                finally:
+                    await client.close()
+                    await server.stop()
+                    state.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[Client]:
+    async with node.running() as client:
+        yield client
+
+
+@pytest.fixture
+async def image(client: Client, home: Path, registry: str) -> str:
+    name = await push(home, f"{registry}/app:1", "2022")
+    await client.call("PullImage", api.PullImageRequest(image=api.ImageSpec(image=name)))
+    return name
+
+
+def sandbox_config(name: str = "web", **more: Any) -> api.PodSandboxConfig:
+    metadata = api.PodSandboxMetadata(name=name, namespace="shop", uid=f"uid-{name}")
+    return api.PodSandboxConfig(metadata=metadata, hostname=name, labels={"app": name}, **more)
+
+
+async def run_sandbox(client: Client, name: str = "web", handler: str = "", **more: Any) -> str:
+    request = api.RunPodSandboxRequest(config=sandbox_config(name, **more), runtime_handler=handler)
+    return str((await client.call("RunPodSandbox", request)).pod_sandbox_id)
+
+
+async def create(client: Client, sandbox: str, image: str, name: str = "app", **more: Any) -> str:
+    config = api.ContainerConfig(
+        metadata=api.ContainerMetadata(name=name),
+        image=api.ImageSpec(image=image),
+        command=["cmd", "/c", "echo hello"],
+        labels={"container": name},
+        **more,
+    )
+    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
+    return str((await client.call("CreateContainer", request)).container_id)
+
+
+async def start(client: Client, container: str) -> None:
+    await client.call("StartContainer", api.StartContainerRequest(container_id=container))
+
+
+async def status(client: Client, container: str) -> Any:
+    request = api.ContainerStatusRequest(container_id=container)
+    return (await client.call("ContainerStatus", request)).status
+
+
+async def test_a_pod_lives_and_ends(client: Client, image: str, tmp_path: Path) -> None:
+    sandbox = await run_sandbox(client, log_directory=str(tmp_path / "logs"))
+    container = await create(client, sandbox, image, log_path="app/0.log")
+    assert (await status(client, container)).state == api.CONTAINER_CREATED
+    await start(client, container)
+    running = await status(client, container)
+    assert running.state == api.CONTAINER_RUNNING
+    assert running.started_at >= running.created_at > 0
+    assert running.finished_at == 0
+    assert (tmp_path / "logs/app/0.log").read_text().endswith('cmd /c "echo hello"\n')
+    await client.call("StopContainer", api.StopContainerRequest(container_id=container, timeout=5))
+    stopped = await status(client, container)
+    assert (stopped.state, stopped.exit_code, stopped.reason) == (
+        api.CONTAINER_EXITED,
+        0,
+        "Completed",
+    )
+    for name in ("StopPodSandbox", "RemovePodSandbox"):
+        request = getattr(api, f"{name}Request")(pod_sandbox_id=sandbox)
+        await client.call(name, request)
+        await client.call(name, request)
+    with pytest.raises(RemoteError) as caught:
+        await status(client, container)
+    assert caught.value.status is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_killed_container_has_windows_exit_code(client: Client, image: str) -> None:
+    container = await create(client, await run_sandbox(client), image)
+    await start(client, container)
+    await client.call("StopContainer", api.StopContainerRequest(container_id=container, timeout=0))
+    assert (await status(client, container)).exit_code == -1073741510
+
+
+@pytest.mark.parametrize(
+    "name", ["StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer"]
+)
+async def test_what_is_not_there_is_easily_ended(client: Client, name: str) -> None:
+    field = "pod_sandbox_id" if "Sandbox" in name else "container_id"
+    await client.call(name, getattr(api, f"{name}Request")(**{field: "nobody"}))
+
+
+@pytest.mark.parametrize(
+    ("handler", "windows", "code", "sentence"),
+    [
+        ("runsc", {}, "NOT_FOUND", 'no runtime for "runsc" is configured'),
+        ("runhcs-wcow-hypervisor-17763", {}, "FAILED_PRECONDITION", "hypervisor isolation"),
+        ("", {"host_process": True}, "FAILED_PRECONDITION", "no Windows host to be part of"),
+    ],
+)
+async def test_a_sandbox_that_cannot_be_is_refused_and_leaves_nothing(
+    client: Client, node: Node, handler: str, windows: dict[str, Any], code: str, sentence: str
+) -> None:
+    security = api.WindowsSandboxSecurityContext(**windows)
+    windows_config = api.WindowsPodSandboxConfig(security_context=security)
+    with pytest.raises(RemoteError, match=sentence) as caught:
+        await run_sandbox(client, handler=handler, windows=windows_config)
+    assert caught.value.status is grpc.StatusCode[code]
+    assert node.networks.connected == []
+    assert not (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items
+
+
+async def test_a_network_that_fails_leaves_no_sandbox_and_a_status_that_says_so(
+    client: Client, node: Node
+) -> None:
+    node.networks.failure = WinpodError("the bridge is broken.")
+    with pytest.raises(RemoteError, match="the bridge is broken"):
+        await run_sandbox(client)
+    assert not (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items
+    answer = await client.call("Status", api.StatusRequest())
+    conditions = {c.type: (c.status, c.reason) for c in answer.status.conditions}
+    assert conditions == {
+        "RuntimeReady": (True, ""),
+        "NetworkReady": (False, "NetworkPluginNotReady"),
+    }
+    node.networks.failure = None
+    await run_sandbox(client)
+
+
+async def test_a_name_is_taken_once(client: Client, image: str) -> None:
+    sandbox = await run_sandbox(client)
+    with pytest.raises(RemoteError, match='failed to reserve sandbox name "web_shop_uid-web_0"'):
+        await run_sandbox(client)
+    await create(client, sandbox, image)
+    with pytest.raises(RemoteError, match="failed to reserve container name"):
+        await create(client, sandbox, image)
+
+
+async def test_an_image_that_was_not_pulled_is_named(client: Client) -> None:
+    sandbox = await run_sandbox(client)
+    with pytest.raises(RemoteError, match='failed to resolve image "gone:1"'):
+        await create(client, sandbox, "gone:1")
+    assert not (await client.call("ListContainers", api.ListContainersRequest())).containers
+
+
+async def test_lists_are_filtered_and_streamed(client: Client, image: str) -> None:
+    first, second = await asyncio.gather(run_sandbox(client, "a"), run_sandbox(client, "b"))
+    container = await create(client, first, image)
+    await client.call("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=second))
+
+    async def sandboxes(**wanted: Any) -> set[str]:
+        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**wanted))
+        return {item.id for item in (await client.call("ListPodSandbox", request)).items}
+
+    async def containers(**wanted: Any) -> set[str]:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(**wanted))
+        return {item.id for item in (await client.call("ListContainers", request)).containers}
+
+    assert await sandboxes() == {first, second}
+    ready = api.PodSandboxStateValue(state=api.SANDBOX_READY)
+    assert await sandboxes(state=ready) == {first}
+    assert await sandboxes(label_selector={"app": "b"}) == {second}
+    assert await sandboxes(id=first[:13]) == {first}
+    assert await containers(pod_sandbox_id=first) == {container}
+    assert await containers(pod_sandbox_id=second) == set()
+    assert await containers(label_selector={"container": "app"}) == {container}
+    pages = client.stream("StreamPodSandboxes", api.StreamPodSandboxesRequest())
+    assert {item.id async for page in pages for item in page.pod_sandboxes} == {first, second}
+
+
+async def test_labels_annotations_and_namespaces_come_back_as_they_went(client: Client) -> None:
+    options = api.NamespaceOption(network=api.POD, pid=api.CONTAINER)
+    security = api.LinuxSandboxSecurityContext(namespace_options=options)
+    sandbox = await run_sandbox(
+        client,
+        annotations={"a": "b"},
+        linux=api.LinuxPodSandboxConfig(security_context=security),
+    )
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+    answer = (await client.call("PodSandboxStatus", request)).status
+    assert (dict(answer.labels), dict(answer.annotations)) == ({"app": "web"}, {"a": "b"})
+    assert answer.linux.namespaces.options == options
+    assert answer.network.ip == "127.0.0.1"
+
+
+async def test_resources_are_changed_whole_or_not_at_all(client: Client, image: str) -> None:
+    container = await create(client, await run_sandbox(client), image)
+    await start(client, container)
+
+    async def update(**resources: Any) -> None:
+        windows = api.WindowsContainerResources(**resources)
+        request = api.UpdateContainerResourcesRequest(container_id=container, windows=windows)
+        await client.call("UpdateContainerResources", request)
+
+    await update(memory_limit_in_bytes=1 << 20, cpu_maximum=50)
+    with pytest.raises(RemoteError, match="are mutually exclusive"):
+        await update(cpu_count=1, cpu_shares=5, memory_limit_in_bytes=7)
+    await update(cpu_count=1)
+    resources = (await status(client, container)).resources.windows
+    assert (resources.cpu_count, resources.cpu_maximum) == (1, 0)
+    assert resources.memory_limit_in_bytes == 1 << 20
+
+
+async def test_events_are_told_to_who_listens(client: Client, image: str) -> None:
+    events = client.stream("GetContainerEvents", api.GetEventsRequest())
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.2)
+    container = await create(client, await run_sandbox(client), image)
+    await start(client, container)
+    seen = [await first, *[await anext(events) for _ in range(3)]]
+    assert [e.container_event_type for e in seen] == [0, 1, 0, 1]
+    assert seen[3].container_id == container
+    assert seen[3].pod_sandbox_status.metadata.name == "web"
+
+
+async def test_programs_run_in_running_containers_only(client: Client, image: str) -> None:
+    container = await create(client, await run_sandbox(client), image)
+    request = api.ExecSyncRequest(container_id=container, cmd=["ver"], timeout=5)
+    with pytest.raises(RemoteError, match="container is in CONTAINER_CREATED state"):
+        await client.call("ExecSync", request)
+    await start(client, container)
+    assert (await client.call("ExecSync", request)).stdout == b"simulated: ver\r\n"
+
+
+async def test_usage_is_told_for_containers_and_pods(client: Client, image: str) -> None:
+    sandbox = await run_sandbox(client)
+    container = await create(client, sandbox, image)
+    await start(client, container)
+    stats = (await client.call("ListContainerStats", api.ListContainerStatsRequest())).stats
+    assert [s.attributes.id for s in stats] == [container]
+    request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox)
+    pod = (await client.call("PodSandboxStats", request)).stats
+    assert pod.windows.memory.working_set_bytes.value > 0
+    assert pod.windows.cpu.usage_nano_cores.value >= 0
+    assert pod.windows.process.process_count.value == 1
+
+
+async def test_the_version_is_what_the_kubelet_wants(client: Client) -> None:
+    answer = await client.call("Version", api.VersionRequest())
+    assert (answer.version, answer.runtime_api_version) == ("0.1.0", "v1")
+    assert answer.runtime_name
+    assert answer.runtime_version
+    answer = await client.call("Status", api.StatusRequest())
+    assert [h.name for h in answer.runtime_handlers] == ["", "runhcs-wcow-process"]
+    await client.call("UpdateRuntimeConfig", api.UpdateRuntimeConfigRequest())
+    await client.call("RuntimeConfig", api.RuntimeConfigRequest())
+    with pytest.raises(RemoteError) as caught:
+        await client.call("CheckpointContainer", api.CheckpointContainerRequest())
+    assert caught.value.status is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_pods_outlive_the_server(node: Node, home: Path, registry: str) -> None:
+    name = await push(home, f"{registry}/app:1", "2022")
+    async with node.running() as client:
+        await client.call("PullImage", api.PullImageRequest(image=api.ImageSpec(image=name)))
+        sandbox = await run_sandbox(client)
+        container = await create(client, sandbox, name)
+        await start(client, container)
+    async with node.running() as client:
+        assert (await status(client, container)).state == api.CONTAINER_RUNNING
+        request = api.StopContainerRequest(container_id=container, timeout=1)
+        await client.call("StopContainer", request)
+        assert (await status(client, container)).state == api.CONTAINER_EXITED
+    node.backend = SimulatedBackend()  # the machine was restarted
+    async with node.running() as client:
+        assert (await status(client, container)).exit_code == 0
+        listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+        assert [item.id for item in listed.items] == [sandbox]
