@@ -87,9 +87,12 @@ class StandInClient:
         await self.send(frames.data_head(stream_id, len(data), fin=fin), data)
 
     async def received(self) -> AsyncIterator[frames.Frame]:
-        while data := await self.reader.read(65536):
+        data = b""  # what an earlier call has read and left
+        while True:
             for frame in self._parser.feed(data):
                 yield frame
+            if not (data := await self.reader.read(65536)):
+                return
 
     async def until(self, kind: type[frames.Frame]) -> frames.Frame:
         async for frame in self.received():

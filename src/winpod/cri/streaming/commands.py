@@ -62,7 +62,7 @@ async def serve_spdy(
             streams = await _gather(connection, _expected(request, version))
     except (TimeoutError, ClientGone):
         return
-    connection.refuse_more()
+    await connection.refuse_more()
     await _serve(connection, streams, request, backend, version)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -170,8 +172,16 @@ async def _send(data: Duplex, writer: asyncio.StreamWriter) -> None:
         if writer.can_write_eof():
             writer.write_eof()
     except ConnectionError:
-        writer.transport.abort()
+        _reset(writer)
         raise
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Ends a connection so that the pod does not take it for a regular end."""
+    if (connected := writer.get_extra_info("socket")) is not None:
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _receive(reader: asyncio.StreamReader, data: Duplex) -> None:

@@ -10,6 +10,10 @@ MAX_LENGTH = 256
 MAX_SIZE = 0xFFFF
 
 
+class NotASize(Exception):
+    """The client sent something else."""
+
+
 class Sizes:
     """Iterates over the sizes of a terminal. Who looks late sees only the newest: it has no other.
 
@@ -40,7 +44,7 @@ class Sizes:
     async def follow(self, stream: ByteReader) -> None:
         """Takes sizes from `stream` to its end, or to the first thing that is none."""
         decoder = SizeDecoder()
-        with contextlib.suppress(ConnectionError, ValueError):
+        with contextlib.suppress(ConnectionError, NotASize):
             while data := await stream.read():
                 for size in decoder.feed(data):
                     self._newest = size
@@ -53,23 +57,25 @@ class SizeDecoder:
         self._pending = b""
 
     def feed(self, data: bytes) -> list[Size]:
-        """The sizes these bytes complete; one below 1 counts for nothing. ValueError: no sizes."""
+        """The sizes these bytes complete; one below 1 counts for nothing."""
         self._pending += data
         sizes: list[Size] = []
         while b"}" in self._pending[:MAX_LENGTH]:
             text, brace, self._pending = self._pending.partition(b"}")
-            size = _size(json.loads(text + brace))
+            size = _size(text + brace)
             if size.width >= 1 and size.height >= 1:
                 sizes.append(size)
         if len(self._pending) >= MAX_LENGTH:
-            raise ValueError("no size is this long")
+            raise NotASize("no size is this long")
         return sizes
 
 
-def _size(value: object) -> Size:
-    if not isinstance(value, dict):
-        raise ValueError("not a size")
-    width, height = value.get("Width"), value.get("Height")
+def _size(text: bytes) -> Size:
+    try:
+        value = json.loads(text)
+        width, height = value["Width"], value["Height"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise NotASize("not a width and a height") from error
     if not (isinstance(width, int) and isinstance(height, int)):
-        raise ValueError("not a size")
+        raise NotASize("not a width and a height in characters")
     return Size(min(width, MAX_SIZE), min(height, MAX_SIZE))

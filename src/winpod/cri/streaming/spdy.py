@@ -21,7 +21,7 @@ from winpod.cri.streaming.spdy_frames import Leaving, Reset
 
 INITIAL_WINDOW = 64 * 1024
 MAX_STREAMS = 4096
-PROBE_INTERVAL = 10.0
+PROBE_INTERVAL = 5.0
 LINGER = 60.0
 GOODBYE_TIMEOUT = 2.0
 
@@ -162,9 +162,11 @@ class SpdyConnection:
             raise ClientGone("The client closed the connection.")
         return opened.result()
 
-    def refuse_more(self) -> None:
-        """Streams that the client opens from now on are refused."""
+    async def refuse_more(self) -> None:
+        """Streams that nobody has accepted, and those that the client opens later, are refused."""
         self._accepting = False
+        while not self._opened.empty():
+            await self._opened.get_nowait().reset(Reset.REFUSED_STREAM)
 
     async def lost(self) -> None:
         """Returns when the client is gone."""
@@ -175,7 +177,7 @@ class SpdyConnection:
 
         Closing first could lose what the client has not read yet.
         """
-        self.refuse_more()
+        await self.refuse_more()
         for stream in list(self._streams.values()):
             stream.discard()
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -264,7 +266,7 @@ class SpdyConnection:
                 if frame.fin:
                     self._receive(frames.Data(frame.stream_id, b"", fin=True))
             case frames.GoAway():
-                self.refuse_more()
+                self._accepting = False
 
     async def _open_stream(self, opened: frames.SynStream) -> None:
         if opened.stream_id % 2 == 0 or opened.stream_id <= self._last_stream_id:

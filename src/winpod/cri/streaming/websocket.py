@@ -19,7 +19,7 @@ from winpod.cri.streaming.idle import IdleWatch
 from winpod.cri.streaming.spdy import LINGER, ClientGone
 
 MAX_MESSAGE = 4 * 1024 * 1024
-PONG_INTERVAL = 10.0
+PONG_INTERVAL = 5.0
 CLOSE_SIGNAL = 255
 
 

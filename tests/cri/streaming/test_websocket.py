@@ -1,0 +1,155 @@
+"""Channels over WebSocket, driven by aiohttp's client."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.cri.streaming.local_backend import LocalBackend
+from winpod.cri.streaming import StreamingServer, websocket
+
+Socket = aiohttp.ClientWebSocketResponse
+V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
+
+
+@asynccontextmanager
+async def connect(url: str, *protocols: str) -> AsyncIterator[Socket]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, protocols=protocols) as socket,
+    ):
+        yield socket
+
+
+async def collect(socket: Socket) -> list[bytes | str]:
+    return [message.data async for message in socket]
+
+
+async def test_the_first_message_is_empty_and_on_the_lowest_channel(
+    server: StreamingServer,
+) -> None:
+    for flags, first in (
+        ({"stdout": True}, b"\x01"),
+        ({"stderr": True}, b"\x02"),
+        ({"stdin": True}, b"\x03"),
+    ):
+        url = server.exec_url("container", ["true"], **flags)
+        async with connect(url, V4) as socket:
+            assert (await collect(socket))[0] == first
+            assert socket.close_code == 1000
+
+
+async def test_each_message_names_its_channel(server: StreamingServer) -> None:
+    command = ["sh", "-c", "echo out; echo err >&2; exit 4"]
+    url = server.exec_url("container", command, stdout=True, stderr=True)
+    async with connect(url, V4) as socket:
+        _, *messages = await collect(socket)
+    assert sorted(str(message[:1]) for message in messages) == ["b'\\x01'", "b'\\x02'", "b'\\x03'"]
+    status = messages[-1]
+    assert isinstance(status, bytes)
+    assert json.loads(status[1:])["details"]["causes"][0]["message"] == "4"
+
+
+async def test_base64_is_text_both_ways(server: StreamingServer) -> None:
+    url = server.exec_url("container", ["head", "-c", "4"], stdin=True, stdout=True)
+    async with connect(url, "v4.base64.channel.k8s.io") as socket:
+        await socket.send_str("0" + base64.b64encode(b"text").decode())
+        messages = await collect(socket)
+    assert messages[:2] == ["1", "1" + base64.b64encode(b"text").decode()]
+
+
+async def test_what_is_not_base64_ends_the_connection(
+    server: StreamingServer, backend: LocalBackend
+) -> None:
+    url = server.exec_url("container", ["cat"], stdin=True)
+    async with connect(url, "base64.channel.k8s.io") as socket:
+        await socket.send_str("0!!!")
+        async with asyncio.timeout(5):
+            await collect(socket)
+            await backend.ended_by_hangup.get()
+
+
+async def test_version_5_closes_one_channel(server: StreamingServer) -> None:
+    url = server.exec_url("container", ["cat"], stdin=True, stdout=True)
+    async with connect(url, V5) as socket:
+        await socket.send_bytes(b"\x00input")
+        await socket.send_bytes(b"")
+        await socket.send_bytes(bytes([255, 9]))
+        await socket.send_bytes(bytes([9]) + b"nowhere")
+        await socket.send_bytes(bytes([255, 0]))
+        messages = await collect(socket)
+    assert messages[1] == b"\x01input"
+    assert isinstance(messages[2], bytes)
+    assert json.loads(messages[2][1:])["status"] == "Success"
+
+
+async def test_no_protocol_means_the_first_one(server: StreamingServer) -> None:
+    url = server.exec_url("container", ["sh", "-c", "exit 4"], stdout=True)
+    async with connect(url) as socket:
+        messages = await collect(socket)
+        assert socket.protocol is None
+    assert messages[-1] == (
+        b"\x03command terminated with non-zero exit code:"
+        b" error executing command [sh -c exit 4], exit code 4"
+    )
+
+
+async def test_none_in_common_is_forbidden(server: StreamingServer) -> None:
+    url = server.exec_url("container", ["true"], stdout=True)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as failure:
+        async with connect(url, "v9.channel.k8s.io"):
+            pass
+    assert failure.value.status == 403
+
+
+async def test_a_terminal_is_resized(server: StreamingServer) -> None:
+    command = ["sh", "-c", "read word; stty size"]
+    url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
+    async with connect(url, V5) as socket:
+        await socket.send_bytes(b'\x04{"Width":90,"Height":20}')
+        await asyncio.sleep(0.5)
+        await socket.send_bytes(b"\x00\n")
+        messages = await collect(socket)
+    output = b"".join(m[1:] for m in messages if isinstance(m, bytes) and m[0] == 1)
+    assert output == b"\r\n20 90\r\n"
+
+
+async def test_a_client_that_leaves_ends_its_process(
+    server: StreamingServer, backend: LocalBackend
+) -> None:
+    url = server.exec_url("container", ["sleep", "600"], stdout=True)
+    async with connect(url, V5) as socket:
+        await socket.receive()
+    async with asyncio.timeout(5):
+        await backend.ended_by_hangup.get()
+
+
+async def test_a_client_nobody_reads_is_kept_with_pongs(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "PONG_INTERVAL", 0.1)
+    url = server.exec_url("container", ["sleep", "600"], stdin=True)
+    soon = aiohttp.ClientWSTimeout(ws_close=0.05)  # its goodbye is not read either
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, protocols=(V5,), autoping=False, timeout=soon) as socket,
+    ):
+        for _ in range(3):
+            await socket.send_bytes(b"\x00" + bytes(512 * 1024))
+        async with asyncio.timeout(5):
+            await socket.receive_bytes()
+            assert (await socket.receive()).type is aiohttp.WSMsgType.PONG
+
+
+async def test_a_session_without_traffic_ends(backend: LocalBackend) -> None:
+    server = StreamingServer(backend, idle_timeout=0.3)
+    await server.start()
+    url = server.exec_url("container", ["sleep", "600"], stdout=True)
+    async with connect(url, V5) as socket, asyncio.timeout(5):
+        await collect(socket)
+        await backend.ended_by_hangup.get()
+    await server.close()

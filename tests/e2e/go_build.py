@@ -1,0 +1,104 @@
+"""Builds Go programs of a module in this repository, once per pinned version.
+
+The binaries lie in a cache outside the repository, in a directory named by a hash of everything
+that decides them, so a changed pin never meets an old binary. A build goes to a temporary
+directory that is renamed when complete: a directory that exists is whole.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Say = Callable[[str], None]
+
+
+class BuildFailed(Exception):
+    """A program could not be built; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class GoModule:
+    """Programs to build: from which directory, and which files decide what comes out."""
+
+    name: str
+    title: str
+    source: Path
+    files: Sequence[str]
+    packages: Mapping[str, str]
+    linker_flags: str = "-s -w"
+
+
+def binaries(module: GoModule, say: Say = print) -> Path:
+    """The directory that holds every binary of the module, built first if it is absent."""
+    go = _go()
+    directory = _cache() / f"{module.name}-{_fingerprint(go, module)}"
+    if directory.is_dir():
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.is_dir():
+            _build_whole(go, module, directory, say)
+    return directory
+
+
+def _build_whole(go: str, module: GoModule, directory: Path, say: Say) -> None:
+    began = time.monotonic()
+    say(f"building {module.title} into {directory} (some minutes)")
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        for name, package in module.packages.items():
+            _build_one(go, module, package, unfinished / name, say)
+        unfinished.chmod(0o755)
+        unfinished.rename(directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    say(f"built all in {time.monotonic() - began:.0f} s")
+
+
+def _build_one(go: str, module: GoModule, package: str, output: Path, say: Say) -> None:
+    say(f"  {output.name} ...")
+    began = time.monotonic()
+    command = ["nice", "-n", "10", go, "build", "-p", "2", "-trimpath", "-buildvcs=false"]
+    command += ["-ldflags", module.linker_flags, "-o", str(output), package]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOMAXPROCS": "2"}
+    done = subprocess.run(
+        command, cwd=module.source, env=environment, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise BuildFailed(f"go build {package} failed:\n{done.stderr[-4000:]}")
+    say(f"  {output.name}: {time.monotonic() - began:.0f} s")
+
+
+def _fingerprint(go: str, module: GoModule) -> str:
+    digest = hashlib.sha256()
+    for name in module.files:
+        digest.update((module.source / name).read_bytes())
+    version = subprocess.run([go, "version"], cwd=module.source, check=True, capture_output=True)
+    digest.update(version.stdout)
+    return digest.hexdigest()[:16]
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("WINPOD_BUILD_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "winpod-build"
+
+
+def _go() -> str:
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        raise BuildFailed(
+            "Go is needed to build the programs of the tests and was not found: unpack a release of"
+            " Go 1.26 or newer from https://go.dev/dl into /usr/local, or put go on PATH"
+        )
+    return go

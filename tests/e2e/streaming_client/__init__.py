@@ -1,0 +1,99 @@
+"""The real clients of the streaming protocols: client-go's, in a small Go program.
+
+`StreamingClient` runs it as a process; it speaks SPDY or WebSocket as kubectl and crictl do.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e import go_build
+from tests.e2e.go_build import GoModule, Say
+
+MODULE = GoModule(
+    name="streaming-client",
+    title="the client of the streaming tests",
+    source=Path(__file__).parent,
+    files=("go.mod", "go.sum", "main.go"),
+    packages={"streaming-client": "."},
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the client says at the end: the sentence of its error, and a command's exit code."""
+
+    error: str
+    code: int
+
+
+@dataclass
+class Running:
+    """A client at work. Its streams are those of the command."""
+
+    process: asyncio.subprocess.Process
+    report: Path
+    local_ports: list[int] = field(default_factory=list)
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def stdout(self) -> asyncio.StreamReader:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    @property
+    def stderr(self) -> asyncio.StreamReader:
+        assert self.process.stderr is not None
+        return self.process.stderr
+
+    async def outcome(self) -> Outcome:
+        await self.process.wait()
+        return Outcome(**json.loads(await asyncio.to_thread(self.report.read_text)))
+
+
+class StreamingClient:
+    def __init__(self, directory: Path, say: Say = print) -> None:
+        self._program = go_build.binaries(MODULE, say) / "streaming-client"
+        self._directory = directory
+        self._count = 0
+
+    @asynccontextmanager
+    async def command(self, url: str, *flags: str) -> AsyncIterator[Running]:
+        """An exec or an attach with these flags of main.go."""
+        async with self._run([*flags, "command", url]) as running:
+            yield running
+
+    @asynccontextmanager
+    async def forward(self, url: str, ports: Sequence[int], *flags: str) -> AsyncIterator[Running]:
+        """A port-forward of `ports`, ready when entered."""
+        wanted = [f":{port}" for port in ports]
+        async with self._run([*flags, "forward", url, *wanted]) as running:
+            for _ in ports:
+                running.local_ports.append(int(await running.stdout.readline()))
+            yield running
+
+    @asynccontextmanager
+    async def _run(self, arguments: Sequence[str]) -> AsyncIterator[Running]:
+        self._count += 1
+        report = self._directory / f"report-{self._count}.json"
+        process = await asyncio.create_subprocess_exec(
+            self._program,
+            *("-report", str(report)),
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield Running(process, report)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()

@@ -1,0 +1,345 @@
+"""The streaming server against client-go's own executors and port-forwarder.
+
+The containers are processes of this machine (tests/cri/streaming/local_backend.py): what is proved
+here is the protocol, over SPDY and over WebSocket.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.cri.streaming.local_backend import EXIT_WITH, LocalBackend
+from tests.e2e.streaming_client import Running, StreamingClient
+
+from winpod.cri.streaming import StreamingServer
+
+MIB = 1024 * 1024
+BIG = 64 * MIB
+TRANSPORTS = ["spdy", "websocket"]
+SPDY_PROTOCOLS = [f"v{version}.channel.k8s.io" for version in (5, 4, 3, 2)] + ["channel.k8s.io"]
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@pytest.fixture(scope="module")
+def client(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> StreamingClient:
+    def say(line: str) -> None:
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(line, flush=True)
+
+    return StreamingClient(tmp_path_factory.mktemp("streaming-client"), say)
+
+
+@pytest.fixture
+def backend() -> LocalBackend:
+    return LocalBackend()
+
+
+@pytest.fixture
+async def server(backend: LocalBackend) -> AsyncIterator[StreamingServer]:
+    server = StreamingServer(backend)
+    await server.start()
+    yield server
+    await server.close()
+
+
+async def test_exec_keeps_stdout_and_stderr_apart(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    command = ["sh", "-c", "echo out; echo err >&2"]
+    url = server.exec_url("container", command, stdout=True, stderr=True)
+    async with client.command(url, "-stdout", "-stderr", "-transport", transport) as running:
+        assert await running.stdout.read() == b"out\n"
+        assert await running.stderr.read() == b"err\n"
+        assert (await running.outcome()).error == ""
+
+
+@pytest.mark.parametrize("protocol", SPDY_PROTOCOLS)
+async def test_exec_works_in_every_version(
+    server: StreamingServer, client: StreamingClient, transport: str, protocol: str
+) -> None:
+    if transport == "websocket" and protocol not in ("v5.channel.k8s.io", "v4.channel.k8s.io"):
+        protocol = "v5.channel.k8s.io,v4.channel.k8s.io"
+    url = server.exec_url("container", ["head", "-c", "5"], stdin=True, stdout=True)
+    flags = ("-stdin", "-stdout", "-transport", transport, "-protocols", protocol)
+    async with client.command(url, *flags) as running:
+        running.stdin.write(b"hello and more")
+        running.stdin.close()
+        assert await running.stdout.read() == b"hello"
+        assert (await running.outcome()).error == ""
+
+
+async def test_stdin_ends_when_the_client_ends_it(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.exec_url("container", ["sha256sum"], stdin=True, stdout=True)
+    async with client.command(url, "-stdin", "-stdout", "-transport", transport) as running:
+        running.stdin.write(b"windows")
+        running.stdin.close()
+        digest = hashlib.sha256(b"windows").hexdigest()
+        assert await running.stdout.read() == f"{digest}  -\n".encode()
+        assert (await running.outcome()).error == ""
+
+
+async def test_64_mib_go_both_ways_unchanged(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.exec_url("container", ["cat"], stdin=True, stdout=True)
+    async with client.command(url, "-stdin", "-stdout", "-transport", transport) as running:
+        sent, received = hashlib.sha256(), hashlib.sha256()
+
+        async def send() -> None:
+            for _ in range(BIG // MIB):
+                block = os.urandom(MIB)
+                sent.update(block)
+                running.stdin.write(block)
+                await running.stdin.drain()
+            running.stdin.close()
+
+        sending = asyncio.create_task(send())
+        count = 0
+        while block := await running.stdout.read(MIB):
+            received.update(block)
+            count += len(block)
+        await sending
+        assert (await running.outcome()).error == ""
+        assert count == BIG
+        assert received.digest() == sent.digest()
+
+
+@pytest.mark.parametrize("code", [1, 44, 255])
+async def test_an_exit_code_reaches_the_client(
+    server: StreamingServer, client: StreamingClient, transport: str, code: int
+) -> None:
+    url = server.exec_url("container", ["sh", "-c", f"exit {code}"], stdout=True)
+    async with client.command(url, "-stdout", "-transport", transport) as running:
+        outcome = await running.outcome()
+    assert outcome.code == code
+    assert outcome.error == f"command terminated with exit code {code}"
+
+
+@pytest.mark.parametrize("code", [-1073741819, 3221225477])
+async def test_a_32_bit_exit_code_is_sent_unsigned(
+    server: StreamingServer, client: StreamingClient, transport: str, code: int
+) -> None:
+    """client-go reads 8 bits only, and names what it got."""
+    url = server.exec_url("container", [EXIT_WITH, str(code)], stdout=True)
+    async with client.command(url, "-stdout", "-transport", transport) as running:
+        outcome = await running.outcome()
+    assert outcome.error == 'error stream protocol error: invalid exit code value "3221225477"'
+
+
+async def test_a_failure_of_the_runtime_is_a_sentence(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.exec_url("elsewhere", ["true"], stdout=True)
+    async with client.command(url, "-stdout", "-transport", transport) as running:
+        outcome = await running.outcome()
+    assert outcome.error == (
+        "Internal error occurred: error executing command in container:"
+        " There is no container elsewhere."
+    )
+
+
+async def test_a_terminal_has_the_sizes_of_the_client(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    command = ["sh", "-c", "trap 'exit 7' INT; while stty size; do sleep 0.1; done"]
+    url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
+    flags = ("-stdin", "-stdout", "-tty", "-sizes", "80x24,100x30", "-transport", transport)
+    async with client.command(url, *flags) as running, asyncio.timeout(20):
+        await running.stdout.readuntil(b"24 80\r\n")
+        await running.stdout.readuntil(b"30 100\r\n")
+        running.stdin.write(b"\x03")
+        outcome = await running.outcome()
+    assert outcome.code == 7
+
+
+async def test_attach_joins_the_process(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.attach_url("container", stdin=True, stdout=True, stderr=True)
+    flags = ("-stdin", "-stdout", "-stderr", "-transport", transport)
+    async with client.command(url, *flags) as running:
+        running.stdin.write(b"typed\n")
+        assert await running.stdout.readline() == b"typed\n"
+        running.stdin.close()
+        assert (await running.outcome()).error == ""
+
+
+async def test_the_process_group_is_told_when_the_client_disappears(
+    server: StreamingServer, client: StreamingClient, backend: LocalBackend, transport: str
+) -> None:
+    url = server.exec_url("container", ["sh", "-c", "echo up; sleep 600"], stdout=True)
+    async with client.command(url, "-stdout", "-transport", transport) as running:
+        assert await running.stdout.readline() == b"up\n"
+        running.process.kill()
+    async with asyncio.timeout(10):
+        group = await backend.ended_by_hangup.get()
+        await _end_of(group)
+
+
+async def test_a_client_that_disappears_with_unread_input_is_noticed(
+    server: StreamingServer, client: StreamingClient, backend: LocalBackend, transport: str
+) -> None:
+    url = server.exec_url("container", ["sh", "-c", "echo up; sleep 600"], stdin=True, stdout=True)
+    async with client.command(url, "-stdin", "-stdout", "-transport", transport) as running:
+        assert await running.stdout.readline() == b"up\n"
+        running.stdin.write(bytes(16 * MIB))
+        await asyncio.sleep(1)
+        running.process.kill()
+    async with asyncio.timeout(60):
+        await backend.ended_by_hangup.get()
+
+
+async def test_a_slow_reader_does_not_fill_the_memory(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.exec_url("container", ["head", "-c", str(BIG), "/dev/zero"], stdout=True)
+    before = _resident()
+    async with client.command(url, "-stdout", "-transport", transport) as running:
+        assert await running.stdout.readexactly(MIB)
+        await asyncio.sleep(2)
+        grown = _resident() - before
+        count = MIB
+        while block := await running.stdout.read(MIB):
+            count += len(block)
+        assert (await running.outcome()).error == ""
+    assert count == BIG
+    assert grown < 16 * 1024, f"the server grew by {grown} KiB"
+
+
+async def test_a_slow_process_does_not_fill_the_memory(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.exec_url("container", ["sh", "-c", "sleep 2; wc -c"], stdin=True, stdout=True)
+    before = _resident()
+    async with client.command(url, "-stdin", "-stdout", "-transport", transport) as running:
+
+        async def send() -> None:
+            for _ in range(BIG // MIB):
+                running.stdin.write(bytes(MIB))
+                await running.stdin.drain()
+            running.stdin.close()
+
+        sending = asyncio.create_task(send())
+        await asyncio.sleep(1.5)
+        grown = _resident() - before
+        assert int(await running.stdout.read()) == BIG
+        await sending
+    assert grown < 24 * 1024, f"the server grew by {grown} KiB"
+
+
+async def _end_of(group: int) -> None:
+    """Returns when no process of the group is left; who reaps them is not ours to tell."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            await asyncio.sleep(0.05)
+
+
+def _resident() -> int:
+    """KiB of memory that this process, the server's, has now."""
+    with open("/proc/self/status") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def forwarded(
+    server: StreamingServer, client: StreamingClient, transport: str, serve: Serve
+) -> AsyncIterator[Running]:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        url = server.port_forward_url("sandbox")
+        async with client.forward(url, [port], "-transport", transport) as running:
+            yield running
+
+
+async def answer_when_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Needs the half-close: says nothing before it has read to the end."""
+    data = await reader.read()
+    writer.write(hashlib.sha256(data).hexdigest().encode())
+    await writer.drain()
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
+
+async def test_a_half_closed_connection_still_gets_its_answer(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    async with forwarded(server, client, transport, answer_when_ended) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.local_ports[0])
+        data = os.urandom(3 * MIB)
+        writer.write(data)
+        writer.write_eof()
+        assert (await reader.read()).decode() == hashlib.sha256(data).hexdigest()
+        writer.close()
+
+
+async def test_many_connections_are_forwarded_at_once(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    async def talk(port: int) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        data = os.urandom(128 * 1024)
+        writer.write(data)
+        back = await reader.readexactly(len(data))
+        writer.close()
+        return back == data
+
+    async with forwarded(server, client, transport, echo) as running:
+        port = running.local_ports[0]
+        for _ in range(3):
+            async with asyncio.timeout(60):
+                assert all(await asyncio.gather(*(talk(port) for _ in range(50))))
+
+
+async def test_64_mib_are_forwarded_unchanged(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    async with forwarded(server, client, transport, echo) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.local_ports[0])
+        sent, received = hashlib.sha256(), hashlib.sha256()
+
+        async def send() -> None:
+            for _ in range(BIG // MIB):
+                block = os.urandom(MIB)
+                sent.update(block)
+                writer.write(block)
+                await writer.drain()
+            writer.write_eof()
+
+        sending = asyncio.create_task(send())
+        while block := await reader.read(MIB):
+            received.update(block)
+        await sending
+        assert received.digest() == sent.digest()
+        writer.close()
+
+
+async def test_a_port_nobody_listens_on_is_told(
+    server: StreamingServer, client: StreamingClient, transport: str
+) -> None:
+    url = server.port_forward_url("sandbox")
+    async with client.forward(url, [1], "-transport", transport) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.local_ports[0])
+        assert await reader.read() == b""
+        writer.close()
+        assert b"Nothing listens on port 1 of the pod." in await running.stderr.read()
