@@ -33,6 +33,8 @@ from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import Handler
 
+_TERMINATED = 128 + signal.SIGTERM
+
 Handlers = Annotated[
     str,
     typer.Option(
@@ -81,7 +83,10 @@ def command(
         config = replace(config, host_build=parse_build(host_build))
     if base_layers:
         config = replace(config, images=replace(config.images, base_layers=base_layers))
-    image = asyncio.run(_pull(reference, chosen, config))
+    try:
+        image = asyncio.run(_pull(reference, chosen, config))
+    except asyncio.CancelledError:
+        raise typer.Exit(_TERMINATED) from None
     if output is Format.JSON:
         print(json.dumps(image_as_json(image), indent=2))
     else:
