@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from winpod.images.references import parse_reference
 from winpod.images.source import ImageSources, guess_from_tag
@@ -21,11 +20,9 @@ from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 from winpod.windows.objects import OS_LABEL, Node, Pod, RuntimeClass
 from winpod.windows.placement import Cluster, default_nodes, intended_os
 from winpod.windows.platforms import Image
-from winpod.windows.pod_api import lint_pod
+from winpod.windows.pod_api import Severity, lint_pod
 from winpod.windows.reading import Path, show_path
 from winpod.windows.verdicts import Outcome, Placement, Status
-
-Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,13 @@ class Checked:
     advice: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
+    def has_doubts(self) -> bool:
+        """A warning, or a node of which something is not known."""
+        verdicts = self.placement.verdicts if self.placement else ()
+        return any(problem.severity == "warning" for problem in self.problems) or any(
+            verdict.outcome is Outcome.UNKNOWN for verdict in verdicts
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -68,9 +72,7 @@ class Report:
     def is_good(self, *, strict: bool = False) -> bool:
         """Everything runs; when strict, also nothing can go wrong or be ignored."""
         good = {Status.RUNS, Status.NOT_WINDOWS} | (set() if strict else {Status.MAY_FAIL})
-        return all(c.status in good for c in self.checked) and not (
-            strict and any(p.severity == "warning" for c in self.checked for p in c.problems)
-        )
+        return all(c.status in good and not (strict and c.has_doubts()) for c in self.checked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from winpod.windows.pod_api_rule import (
     at,
 )
 from winpod.windows.pod_api_table import FIELD_RULES
+from winpod.windows.reading import Path, show_path
 
 __all__ = [
     "FIELD_RULES",
@@ -31,11 +32,9 @@ __all__ = [
     "Finding",
     "Topic",
     "lint_pod",
-    "written",
 ]
 
 Severity = Literal["error", "warning", "note"]
-Path = tuple[str | int, ...]
 
 OS_FIELD_SINCE = (1, 24)
 
@@ -125,12 +124,6 @@ def lint_pod(
     return tuple(found)
 
 
-def written(path: Path) -> str:
-    """A path as people write it: `containers[0].securityContext.capabilities`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".") or "spec"
-
-
 def _lacking(rule: FieldRule, oldest: Build | None, kubernetes: tuple[int, int] | None) -> str:
     """What the given cluster is too old for, or nothing."""
     if rule.since_build and oldest is not None and oldest < rule.since_build:
@@ -150,7 +143,7 @@ def _can_speak(rule: FieldRule) -> bool:
 
 def _sentence(rule: FieldRule, path: Path, behaviour: Behaviour, lacking: str) -> str:
     verb = f"{_VERBS[behaviour]} {lacking}" if lacking else _VERBS[behaviour]
-    return f"{written(path)} {verb}. {rule.what}"
+    return f"{show_path(path)} {verb}. {rule.what}"
 
 
 def _matches(spec: Spec) -> list[tuple[FieldRule, Path]]:
