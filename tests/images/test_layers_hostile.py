@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -473,3 +474,18 @@ def test_a_kill_in_the_middle_leaves_only_the_target(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.tar", "t0", "t1", "t2"]
     whole = unpack((tmp_path / "layer.tar").read_bytes(), tmp_path / "whole")
     assert whole.entries == 308
+
+
+@pytest.mark.parametrize("top", ["UtilityVM/", "Files/"])
+def test_long_names_do_not_pile_up_in_memory(top: str, tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        for number in range(200):
+            name = f"{top}d/{'./' * 150_000}{number}/x"
+            yield tarfile.TarInfo(name).tobuf(tarfile.PAX_FORMAT)
+
+    tracemalloc.start()
+    try:
+        unpack(chunks(), tmp_path / "t")
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()

@@ -86,7 +86,7 @@ class Tree:
         self._limits = limits
         self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._current: tuple[Directory, int] | None = None
-        self._entered: dict[str, Directory | None] = {}
+        self._entered: dict[str, Directory] = {}
         self._tops: dict[str, Directory] = {}
         self._names = names
         self._last = ""
@@ -162,10 +162,8 @@ class Tree:
 
     def _enter(self, path: str) -> Directory | None:
         """The directory that a layer calls by this path, None in the utility VM."""
-        try:
+        if path in self._entered:
             return self._entered[path]
-        except KeyError:
-            pass
         steps = [step for step in path.split("/") if step not in ("", ".")]
         if ".." in steps:
             raise BadContent(f"{quoted(path)} in the layer leads out of its place.")
@@ -185,7 +183,8 @@ class Tree:
                 if name_key(step) not in found.children:
                     self._count()
                 found = self._step(found, step)
-        self._entered[path] = found
+        if found is not None and len(path) <= self._limits.path:
+            self._entered[path] = found
         return found
 
     def _top(self, name: str) -> Directory:
