@@ -180,13 +180,12 @@ class Cni:
         return await self._add_in_order(network, entry)
 
     async def _add_in_order(self, network: Network, entry: Entry) -> Entry:
+        call = _call("ADD", entry, Path(entry.netns))
         for number, plugin in enumerate(network.plugins, start=1):
-            result = entry.result
             if not is_idle(plugin, entry.capabilities):
-                call = _call("ADD", entry, Path(entry.netns))
                 result = await self._plugins.run(network, plugin, call, _further(plugin, entry))
-            entry = replace(entry, result=result, added=number)
-            self._cache.write(entry)
+                entry = replace(entry, result=result, added=number)
+                self._cache.write(entry)
         return entry
 
     async def _take_back(self, attachment: Attachment) -> None:

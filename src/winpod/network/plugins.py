@@ -181,8 +181,9 @@ class Plugins:
     ) -> Finished:
         with self._open_lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            process = await start(command, environment=environment, inherited=(lock.fileno(),))
-        return await finish(process, given, self.time_limit)
+            inherited = (lock.fileno(),)
+            running = start(command, given=given, environment=environment, inherited=inherited)
+        return await finish(running, self.time_limit)
 
     def _is_free(self) -> bool:
         with self._open_lock() as lock:
