@@ -29,10 +29,10 @@ from winpod.images.base_errors import BaseFailed, BaseInUse, CannotRun
 from winpod.images.base_packages import Mirrors, choose_mirrors, unpack_packages
 from winpod.images.base_recipe import recipe_digest
 from winpod.images.errors import NoSpace
+from winpod.images.hives import compose_registry
 from winpod.images.store_lock import FileLock
-from winpod.images.wine_registry import WineRegistry, with_build
 from winpod.windows.builds import Build
-from winpod.windows.errors import NotFound, PermissionDenied, WinpodError
+from winpod.windows.errors import NotFound, PermissionDenied
 
 TOOLS = {
     "mmdebstrap": "mmdebstrap",
@@ -171,8 +171,9 @@ def remove_base(root: Path, base_id: str = "") -> list[Base]:
 def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Path) -> list[Path]:
     """A prefix for a container of a Windows build: all of it but the content of its drive C:.
 
-    `target` is created, or empty. The drive is mounted on its `drive_c`: an overlay of the image's
-    layers and the base's own. What is written is returned.
+    `layers` are the unpacked layers of its image, the lowest first; `target` is created, or empty.
+    The drive is mounted on its `drive_c`: an overlay of the layers and the base's own. What is
+    written is returned.
     """
     registry = compose_registry(base.prefix, build, layers)
     (target / "drive_c").mkdir(parents=True, exist_ok=True)
@@ -182,11 +183,6 @@ def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Pat
     for name, content in written.items():
         (target / name).write_bytes(content)
     return [target / name for name in written]
-
-
-def compose_registry(prefix: Path, build: Build, layers: Sequence[Path]) -> dict[str, bytes]:
-    del layers
-    return with_build(WineRegistry.read(prefix), build).files()
 
 
 def refuse_foreign_program(base: Base, program: Path) -> None:
@@ -357,17 +353,3 @@ def _refuse_if_mounted(base: Base) -> None:
             f"The base {base.short_id} is in use by {len(users)} processes.",
             "Stop the containers first.",
         )
-
-
-__all__ = [
-    "STEPS",
-    "Base",
-    "Step",
-    "WinpodError",
-    "build_base",
-    "find_base",
-    "list_bases",
-    "prepare_prefix",
-    "refuse_foreign_program",
-    "remove_base",
-]

@@ -77,6 +77,7 @@ def strip_windows_files(rootfs: Path) -> None:
             before = file.read_bytes()
             after = pe.without_debugging(before)
             if len(after) < len(before):
+                file.unlink()
                 file.write_bytes(after)
 
 

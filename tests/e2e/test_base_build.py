@@ -1,0 +1,266 @@
+"""A base is built whole or not at all: killed, twice at once, without a network, on a full disk.
+
+Debian's packages are unpacked once, by the real mmdebstrap; builds that are to die get a stand-in
+for it that links that tree, so that each takes seconds. All else of a build is real.
+"""
+
+import fcntl
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.windows_programs import cache
+
+from winpod.images import base as bases
+from winpod.images.base import STEPS, Base, build_base, list_bases, remove_base
+from winpod.images.base_errors import BaseInUse, MirrorUnavailable
+from winpod.images.base_packages import choose_mirrors, unpack_packages
+from winpod.images.base_recipe import LIBRARIES
+from winpod.images.errors import NoSpace
+
+STAND_IN = """\
+#!/bin/sh -e
+echo once >>{log}
+while [ "$1" != trixie ]; do shift; done
+cp -al {tree} "$2" 2>/dev/null || exec cp -a {tree} "$2"
+"""
+BUILD = """\
+import os, signal, sys, threading
+from pathlib import Path
+from winpod.images.base import build_base
+
+def progress(step):
+    print(step.name, flush=True)
+    if step.name == {step!r}:
+        threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if {delay} == 0:
+            signal.pause()
+
+print(build_base(Path(sys.argv[1]), progress=progress).id, flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def tree() -> Path:
+    """Debian's packages as mmdebstrap unpacks them."""
+    folder = cache() / "debian-tree"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            unfinished = folder.with_name(".debian-tree")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unpack_packages(unfinished, choose_mirrors(), with_32bit=False)
+            unfinished.rename(folder)
+    return folder
+
+
+@pytest.fixture
+def stand_in(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the stand-in before mmdebstrap, and gives the file with a line for each of its runs."""
+    log = tmp_path / "unpacked"
+    program = tmp_path / "bin/mmdebstrap"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(log=log, tree=tree))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.fixture
+def root(tree: Path) -> Iterator[Path]:
+    """On the same disk as the tree, which is linked into it."""
+    folder = tree.with_name(f"test-{os.getpid()}-{time.monotonic_ns()}")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_build(root: Path, die_at: str = "", delay: float = 0) -> subprocess.Popen[str]:
+    script = textwrap.dedent(BUILD.format(step=die_at, delay=delay))
+    command = [sys.executable, "-c", script, str(root)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def entries(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "bases").iterdir() if path.name != ".lock")
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines that name a directory, of processes that live."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in line:
+            found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def control_groups(names: list[str]) -> list[Path]:
+    places = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()]
+    return [place / name for place in places for name in names if (place / name).exists()]
+
+
+@pytest.mark.parametrize(
+    ("step", "delay"),
+    [*((step.name, 0.0) for step in STEPS), (bases.PACKAGES.name, 0.5), (bases.PREFIX.name, 2.0)],
+)
+def test_a_killed_build_leaves_nothing(step: str, delay: float, root: Path, stand_in: Path) -> None:
+    assert not stand_in.exists()
+    process = start_build(root, step, delay)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert list_bases(root) == []
+    assert len(entries(root)) == 1
+    deadline = time.monotonic() + 10
+    while processes_in(root):
+        assert time.monotonic() < deadline, processes_in(root)
+        time.sleep(0.05)
+    containers = [path.name for path in root.glob("bases/.*/container-*")]
+    groups = [name.replace("container-", "winpod-base-") for name in containers]
+    remove_base(root)  # the next start, whatever it is for
+    assert entries(root) == []
+    assert control_groups(groups) == []
+
+
+def test_a_build_after_a_killed_one_is_whole(root: Path, stand_in: Path) -> None:
+    start_build(root, bases.PREFIX.name, 2.0).communicate()
+    assert len(entries(root)) == 1
+    built = build_base(root)
+    assert entries(root) == [built.id]
+    assert (built.drive_c / "windows/system32/cmd.exe").is_file()
+    assert len(stand_in.read_text().splitlines()) == 2
+
+
+def test_two_builds_at_once_make_one_base(root: Path, stand_in: Path) -> None:
+    both = [start_build(root), start_build(root)]
+    said = [process.communicate()[0].splitlines() for process in both]
+    assert said[0][-1] == said[1][-1] == entries(root)[0]
+    assert len(stand_in.read_text().splitlines()) == 1
+    assert bases.WAIT.name in {lines[0] for lines in said}
+    again = build_base(root, refresh=True)
+    assert entries(root) == [again.id] == [said[0][-1]]
+
+
+def test_a_removal_that_was_killed_is_finished(root: Path, base: Base) -> None:
+    (root / "bases").mkdir(parents=True)
+    shutil.copytree(base.path / "prefix/dosdevices", root / "bases/.removing-x", symlinks=True)
+    assert remove_base(root) == []
+    assert entries(root) == []
+
+
+def test_a_base_that_is_mounted_is_not_removed(base: Base, root: Path, tmp_path: Path) -> None:
+    copy = root / "bases" / base.id
+    (copy / "rootfs").mkdir(parents=True)
+    shutil.copy(base.path / "base.json", copy)
+    place = tmp_path / "place"
+    place.mkdir()
+    options = f"lowerdir={copy / 'rootfs'}:{base.drive_c}"
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, str(place)], check=True)
+    try:
+        with pytest.raises(BaseInUse, match="Stop the containers"):
+            remove_base(root)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert [one.id for one in remove_base(root, base.id[:6])] == [base.id]
+    assert entries(root) == []
+
+
+def test_a_mirror_that_is_away_is_named(root: Path) -> None:
+    with pytest.raises(MirrorUnavailable, match=r"http://127\.0\.0\.1:9/debian cannot be reached"):
+        build_base(root, mirror="http://127.0.0.1:9/debian")
+    assert entries(root) == []
+
+
+@pytest.fixture
+def unsigned_mirror(tmp_path: Path) -> Iterator[str]:
+    release = tmp_path / "mirror/debian/dists/trixie/Release"
+    release.parent.mkdir(parents=True)
+    release.write_text("Suite: stable\nCodename: trixie\nArchitectures: amd64\nComponents: main\n")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "mirror"))  # type: ignore[arg-type]
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/debian"
+    server.shutdown()
+
+
+def test_packages_that_debian_did_not_sign_are_refused(root: Path, unsigned_mirror: str) -> None:
+    with pytest.raises(MirrorUnavailable, match="not signed"):
+        build_base(root, mirror=unsigned_mirror)
+    assert entries(root) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=300m", "tmpfs"]
+    subprocess.run(["mount", *options, str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_too_small_is_seen_before(small_disk: Path) -> None:
+    with pytest.raises(NoSpace, match=r"has only 0\.3 GB left"):
+        build_base(small_disk)
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_disk_that_becomes_full_is_a_sentence(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bases, "ROOM", 0)
+    with pytest.raises(NoSpace, match="became full"):
+        build_base(small_disk)
+    assert entries(small_disk) == []
+
+
+def test_the_command_shows_what_it_built(base: Base) -> None:
+    root = base.path.parent.parent
+    command = [sys.executable, "-m", "winpod", "base"]
+    built = subprocess.run(
+        [*command, "build", "--root", str(root), "-o", "json"], capture_output=True, check=True
+    )
+    shown = subprocess.run(
+        [*command, "show", "--root", str(root)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(built.stdout)[0]["id"] == base.id
+    assert json.loads(built.stdout)[0]["current"] is True
+    assert base.short_id in shown.stdout
+
+
+def test_every_library_that_a_module_needs_is_there(base: Base) -> None:
+    """The dynamic linker was asked before; this asks the files themselves, by another tool."""
+    there = {path.name for path in (base.rootfs / LIBRARIES).rglob("*.so*")}
+    there |= {path.name for path in (base.rootfs / "usr/lib64").iterdir()}
+    missing = set()
+    for file in (base.rootfs / LIBRARIES).rglob("*.so*"):
+        said = subprocess.run(["readelf", "-d", str(file)], capture_output=True, text=True).stdout
+        for line in said.splitlines():
+            if "(NEEDED)" in line:
+                missing |= {line.partition("[")[2].rstrip("]")} - there
+    assert missing == set()
+
+
+def test_a_base_is_small(base: Base) -> None:
+    assert base.size < 260_000_000
