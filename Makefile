@@ -26,7 +26,8 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	tools/debian-packages docker-registry apache2-utils openssl
+	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
+	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc mmdebstrap
 	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
 
 e2e: $(READY)
