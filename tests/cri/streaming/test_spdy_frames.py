@@ -10,46 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cri.streaming.frame_strategies import encoded, frame_values
 from winpod.cri.streaming import spdy_frames as frames
 from winpod.cri.streaming.spdy_dictionary import DICTIONARY
-
-stream_ids = st.integers(1, frames.MAX_STREAM_ID)
-words = st.text(st.characters(max_codepoint=127), max_size=20)
-header_maps = st.dictionaries(words, words, max_size=5)
-
-frame_values = st.one_of(
-    st.builds(frames.SynStream, stream_ids, header_maps, st.booleans()),
-    st.builds(frames.SynReply, stream_ids, header_maps),
-    st.builds(frames.Data, stream_ids, st.binary(max_size=300), st.booleans()),
-    st.builds(frames.RstStream, stream_ids, st.sampled_from(frames.Reset)),
-    st.builds(frames.Settings, st.dictionaries(st.integers(1, 8), st.integers(0, 2**32 - 1))),
-    st.builds(frames.Ping, st.integers(0, 2**32 - 1)),
-    st.builds(frames.GoAway, st.integers(0, frames.MAX_STREAM_ID), st.sampled_from(frames.Leaving)),
-    st.builds(frames.WindowUpdate, st.integers(0, 9), st.integers(0, frames.MAX_WINDOW)),
-)
-
-
-def encoded(writer: frames.FrameWriter, frame: frames.Frame) -> bytes:
-    match frame:
-        case frames.SynStream():
-            return writer.syn_stream(frame.stream_id, frame.headers, fin=frame.fin)
-        case frames.SynReply():
-            return writer.syn_reply(frame.stream_id, frame.headers)
-        case frames.Data():
-            head = frames.data_head(frame.stream_id, len(frame.data), fin=frame.fin)
-            return head + frame.data
-        case frames.RstStream():
-            return frames.rst_stream(frame.stream_id, frames.Reset(frame.status))
-        case frames.Settings():
-            return frames.settings(frame.values)
-        case frames.Ping():
-            return frames.ping(frame.ping_id)
-        case frames.GoAway():
-            return frames.goaway(frame.last_stream_id, frames.Leaving(frame.status))
-        case frames.WindowUpdate():
-            return frames.window_update(frame.stream_id, frame.delta)
-        case frames.Headers():
-            raise AssertionError("never sent")
 
 
 def chunks(data: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -71,7 +34,7 @@ def joined(pieces: Sequence[frames.Frame]) -> list[frames.Frame]:
     return whole
 
 
-@given(st.lists(frame_values, max_size=8), st.lists(st.integers(0, 10_000), max_size=12))
+@given(st.lists(frame_values(), max_size=8), st.lists(st.integers(0, 10_000), max_size=12))
 def test_frames_come_back_however_they_are_cut(sent: list[frames.Frame], cuts: list[int]) -> None:
     separated: list[frames.Frame] = [
         frame

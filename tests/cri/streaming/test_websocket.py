@@ -68,7 +68,7 @@ async def test_what_is_not_base64_ends_the_connection(
     url = server.exec_url("container", ["cat"], stdin=True)
     async with connect(url, "base64.channel.k8s.io") as socket:
         await socket.send_str("0!!!")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await collect(socket)
             await backend.ended_by_hangup.get()
 
@@ -107,24 +107,20 @@ async def test_none_in_common_is_forbidden(server: StreamingServer) -> None:
 
 
 async def test_a_terminal_is_resized(server: StreamingServer) -> None:
-    command = ["sh", "-c", "read word; stty size"]
-    url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
-    async with connect(url, V5) as socket:
+    command = ["sh", "-c", "until [ \"$(stty size)\" = '20 90' ]; do sleep 0.05; done; echo seen"]
+    url = server.exec_url("container", command, stdout=True, tty=True)
+    async with connect(url, V5) as socket, asyncio.timeout(10):
         await socket.send_bytes(b'\x04{"Width":90,"Height":20}')
-        await asyncio.sleep(0.5)
-        await socket.send_bytes(b"\x00\n")
-        messages = await collect(socket)
-    output = b"".join(m[1:] for m in messages if isinstance(m, bytes) and m[0] == 1)
-    assert output == b"\r\n20 90\r\n"
+        assert b"\x01seen\r\n" in await collect(socket)
 
 
 async def test_a_client_that_leaves_ends_its_process(
     server: StreamingServer, backend: LocalBackend
 ) -> None:
-    url = server.exec_url("container", ["sleep", "600"], stdout=True)
+    url = server.exec_url("container", ["sh", "-c", "echo up; exec sleep 600"], stdout=True)
     async with connect(url, V5) as socket:
-        await socket.receive()
-    async with asyncio.timeout(5):
+        assert [await socket.receive_bytes() for _ in range(2)] == [b"\x01", b"\x01up\n"]
+    async with asyncio.timeout(20):
         await backend.ended_by_hangup.get()
 
 
@@ -140,16 +136,16 @@ async def test_a_client_nobody_reads_is_kept_with_pongs(
     ):
         for _ in range(3):
             await socket.send_bytes(b"\x00" + bytes(512 * 1024))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await socket.receive_bytes()
             assert (await socket.receive()).type is aiohttp.WSMsgType.PONG
 
 
 async def test_a_session_without_traffic_ends(backend: LocalBackend) -> None:
-    server = StreamingServer(backend, idle_timeout=0.3)
+    server = StreamingServer(backend, idle_timeout=1.0)
     await server.start()
-    url = server.exec_url("container", ["sleep", "600"], stdout=True)
-    async with connect(url, V5) as socket, asyncio.timeout(5):
-        await collect(socket)
+    url = server.exec_url("container", ["sh", "-c", "echo up; exec sleep 600"], stdout=True)
+    async with connect(url, V5) as socket, asyncio.timeout(20):
+        assert await collect(socket) == [b"\x01", b"\x01up\n"]
         await backend.ended_by_hangup.get()
     await server.close()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from winpod.cri.streaming import status
 from winpod.cri.streaming.api import AttachRequest, Backend, Duplex, ExecRequest, Streams
-from winpod.cri.streaming.lost import Connection, unless_lost
+from winpod.cri.streaming.lost import ClientGone, Connection, unless_lost
 from winpod.cri.streaming.resize import Sizes
-from winpod.cri.streaming.spdy import ClientGone, SpdyConnection
+from winpod.cri.streaming.spdy import SpdyConnection
 from winpod.cri.streaming.websocket import ChannelProtocol, WebSocketConnection
 from winpod.windows.errors import WinpodError
 

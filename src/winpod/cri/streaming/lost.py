@@ -7,6 +7,13 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+LINGER = 60.0
+"""How long a client may take to close after it was told that all is over."""
+
+
+class ClientGone(ConnectionError):
+    """The client closed the connection, or it broke."""
+
 
 class Connection(Protocol):
     async def lost(self) -> None:

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from winpod.cri.streaming.api import CHUNK, Backend, Duplex, PortForwardRequest
-from winpod.cri.streaming.lost import unless_lost
-from winpod.cri.streaming.spdy import ClientGone, SpdyConnection, SpdyStream
+from winpod.cri.streaming.lost import ClientGone, unless_lost
+from winpod.cri.streaming.spdy import SpdyConnection, SpdyStream
 from winpod.cri.streaming.websocket import ChannelProtocol, WebSocketConnection
 from winpod.windows.errors import WinpodError
 

@@ -17,12 +17,12 @@ from winpod.cri.streaming import spdy_frames as frames
 from winpod.cri.streaming.api import CHUNK
 from winpod.cri.streaming.backlog import Backlog, Inbox
 from winpod.cri.streaming.idle import IdleWatch
+from winpod.cri.streaming.lost import LINGER, ClientGone
 from winpod.cri.streaming.spdy_frames import Leaving, Reset
 
 INITIAL_WINDOW = 64 * 1024
 MAX_STREAMS = 4096
 PROBE_INTERVAL = 5.0
-LINGER = 60.0
 GOODBYE_TIMEOUT = 2.0
 
 
@@ -40,10 +40,6 @@ class Pipe(Protocol):
 
     def abort(self) -> None:
         """Drops the connection and what was not sent yet; who waits in a write fails."""
-
-
-class ClientGone(ConnectionError):
-    """The client closed the connection, or it broke."""
 
 
 class StreamReset(ConnectionError):

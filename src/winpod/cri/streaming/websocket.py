@@ -16,7 +16,7 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from winpod.cri.streaming.api import CHUNK
 from winpod.cri.streaming.backlog import Backlog, Inbox
 from winpod.cri.streaming.idle import IdleWatch
-from winpod.cri.streaming.spdy import LINGER, ClientGone
+from winpod.cri.streaming.lost import LINGER, ClientGone
 
 MAX_MESSAGE = 4 * 1024 * 1024
 PONG_INTERVAL = 5.0
