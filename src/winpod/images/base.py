@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -246,7 +247,7 @@ def _save(work: Path, record: Mapping[str, Any]) -> Base:
     name = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
     work.chmod(0o755)
-    os.sync()
+    _flush(work)
     final = work.with_name(name)
     if final.exists():
         _remove_tree(work)
@@ -256,6 +257,11 @@ def _save(work: Path, record: Mapping[str, Any]) -> Base:
     if base is None:
         raise BaseFailed(f"The base {final} cannot be read.", "Remove it and build it again.")
     return base
+
+
+def _flush(path: Path) -> None:
+    """Everything to the disk, so that a base that has its name is whole after a power cut too."""
+    subprocess.run(["sync", "--file-system", str(path)], check=False)  # noqa: S603, S607
 
 
 def _read(path: Path) -> Base | None:

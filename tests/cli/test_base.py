@@ -1,0 +1,43 @@
+"""`winpod base` as a person runs it; builds are in tests/e2e."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.winpod import winpod
+from tests.images.test_base import save
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def test_without_a_base_it_says_how_to_get_one(tmp_path: Path, home: Path) -> None:
+    ran = winpod("base", "show", "--root", str(tmp_path), home=home)
+    assert ran.code == 2
+    assert "Build one: winpod base build" in ran.err
+    ran = winpod("base", "show", "--root", str(tmp_path), "-o", "json", home=home)
+    assert (ran.code, json.loads(ran.out)) == (0, [])
+
+
+def test_a_base_is_shown_and_removed(tmp_path: Path, home: Path) -> None:
+    save(tmp_path, "abcdef0123456789", size=223_000_000)
+    ran = winpod("base", "show", "--root", str(tmp_path), home=home)
+    assert ran.code == 0
+    assert "abcdef012345  Wine 10.0~repack-6  64-bit  223 MB  built 2026-01-02 03:04" in ran.out
+    assert "made by another winpod" in ran.out
+    ran = winpod("base", "show", "--root", str(tmp_path), "-o", "json", home=home)
+    assert json.loads(ran.out)[0]["packages"] == {"wine64": "10.0~repack-6"}
+    ran = winpod("base", "rm", "abc", "--root", str(tmp_path), home=home)
+    assert (ran.code, ran.out) == (0, "removed abcdef012345 (223 MB)\n")
+    assert [path.name for path in (tmp_path / "bases").iterdir()] == [".lock"]
+
+
+def test_a_mirror_must_be_an_address(tmp_path: Path, home: Path) -> None:
+    ran = winpod("base", "build", "--root", str(tmp_path), "--mirror", "debian", home=home)
+    assert ran.code == 2
+    assert ran.err.startswith("winpod: ")
+    assert list(tmp_path.glob("bases/*")) == []
