@@ -6,9 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
-import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.images.dying import killed_at_every_change
 from tests.images.layer_server import broken_off, serving
 from tests.images.registries import program
 from tests.images.samples import LINUX, index_of, stored, windows
@@ -36,7 +35,6 @@ from tests.images.windows_images import (
     make,
     two_builds,
 )
-from winpod.images import download
 from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, NotPulled
 from winpod.images.layers import peek_base
@@ -655,66 +653,20 @@ async def test_a_full_disk_is_told_and_the_room_given_back(
 # Death at every step
 
 
-def _die_at_change(number: int, root: Path, act: Callable[[], None]) -> None:
-    """Kill this process before its nth change of the store: a file, a name, a transaction."""
-    changes = 0
-
-    def step(*_: object) -> None:
-        nonlocal changes
-        changes += 1
-        if changes == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
-        moves = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
-        if (writes or moves) and str(arguments[0]).startswith(str(root)):
-            step()
-
-    def statement(text: str) -> None:
-        if text.startswith(("BEGIN IMMEDIATE", "COMMIT")):
-            step()
-
-    connect, write = sqlite3.connect, download._write_all
-
-    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        database: sqlite3.Connection = connect(*arguments, **options)
-        database.set_trace_callback(statement)
-        return database
-
-    def counted(file: int, data: bytes) -> None:
-        step()
-        write(file, data)
-
-    sqlite3.connect = traced  # type: ignore[assignment]
-    download._write_all = counted
-    sys.addaudithook(audit)
-    act()
-
-
 def test_a_pull_killed_at_any_change_is_finished_by_the_next(registry: str, tmp_path: Path) -> None:
-    image = bundle(two_builds(large_layer(1)))
     name = f"{registry}/killed/app:1"
-    asyncio.run(push_image(parse_reference(name), image))
-    for number in range(1, 1000):
-        root = tmp_path / str(number)
-        process = FORK.Process(
-            target=_die_at_change, args=(number, root, lambda r=root: _pull_alone(r, name))
-        )
-        process.start()
-        process.join()
+    asyncio.run(push_image(parse_reference(name), bundle(two_builds(large_layer(1)))))
+    count = 0
+    for root in killed_at_every_change(tmp_path, lambda path: _pull_alone(path, name)):
+        count += 1
         if root.exists():
             check(root)
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
         _pull_alone(root, name)
         assert leftovers(root) == set()
         check(root)
         with Store(root) as store:
             assert store.find(name)
-        subprocess.run(["rm", "-r", root], check=True)
-    assert number > 30
+    assert count > 40
 
 
 def test_unpackers_do_not_outlive_a_pull_that_is_killed(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
+from tests.images.dying import killed_at_every_change
 from tests.images.whole_store import check, leftovers
 from tests.images.windows_images import (
     V2022,
@@ -23,7 +22,6 @@ from tests.images.windows_images import (
     make,
     two_builds,
 )
-from winpod.images import store as store_module
 from winpod.images import store_schema
 from winpod.images.errors import NotPulled, StoreUnusable
 from winpod.images.layout import write_image
@@ -380,66 +378,32 @@ def test_a_lock_that_was_removed_is_taken_anew(tmp_path: Path) -> None:
     second.release()
 
 
-def _die_at_line(number: int, act: Callable[[], None]) -> None:
-    lines = 0
-    files = (store_module.__file__, store_schema.__file__)
-
-    def trace(frame: FrameType, event: str, _: object) -> object:
-        nonlocal lines
-        if frame.f_code.co_filename not in files:
-            return None
-        lines += event == "line"
-        if lines == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    sys.settrace(trace)  # type: ignore[arg-type]
-    act()
-
-
-def _killed_everywhere(prepare: Callable[[int], Callable[[], None]], stride: int) -> Iterator[int]:
-    """Kill an act at one line after another, until it comes to its end; gives each number."""
-    for number in range(1, 100_000, stride):
-        process = FORK.Process(target=_die_at_line, args=(number, prepare(number)))
-        process.start()
-        process.join()
-        yield number
-        if process.exitcode == 0:
-            return
-        assert process.exitcode == -signal.SIGKILL
-
-
-def test_a_removal_killed_at_any_line_leaves_a_whole_store(tmp_path: Path, layout: Path) -> None:
+def test_a_removal_killed_at_any_change_leaves_a_whole_store(tmp_path: Path, layout: Path) -> None:
     with Store(tmp_path / "origin") as store:
         images = [add(store, layout, name) for name in ("example/app:1", "example/other:1")]
+        store.hold("container", images[1])
+    for number in range(1, 100):
+        subprocess.run(["cp", "-a", tmp_path / "origin", tmp_path / str(number)], check=True)
 
-    def prepare(number: int) -> Callable[[], None]:
-        root = tmp_path / str(number)
-        subprocess.run(["cp", "-a", tmp_path / "origin", root], check=True)
+    def act(root: Path) -> None:
+        Store(root).remove("example/app:1")
 
-        def act() -> None:
-            Store(root).remove("example/app:1")
-
-        return act
-
-    states = set()
-    for number in _killed_everywhere(prepare, 1):
-        root = tmp_path / str(number)
+    states = []
+    for root in killed_at_every_change(tmp_path, act):
         check(root)
         assert leftovers(root) == set()
         with Store(root) as store:
-            states.add(len(store.images()))
+            states.append(len(store.images()))
             assert images[1] in store.images()
-        subprocess.run(["rm", "-r", root], check=True)
-    assert states == {1, 2}
-    assert number > 100
+    assert states == sorted(states, reverse=True)
+    assert set(states) == {1, 2}
+    assert len(states) > 12
 
 
 def test_a_store_killed_while_it_is_made_can_be_made(tmp_path: Path) -> None:
-    def prepare(number: int) -> Callable[[], None]:
-        return lambda: Store(tmp_path / str(number)).close()
-
-    for number in _killed_everywhere(prepare, 1):
-        check(tmp_path / str(number))
-        assert leftovers(tmp_path / str(number)) == set()
-    assert number > 30
+    made = 0
+    for root in killed_at_every_change(tmp_path, lambda path: Store(path).close()):
+        made += 1
+        check(root)
+        assert leftovers(root) == set()
+    assert made > 15
