@@ -130,6 +130,6 @@ def test_a_server_does_not_outlive_a_killed_test_run(tmp_path: Path) -> None:
     ) as run:
         assert run.stdout is not None
         server = Path(f"/proc/{int(run.stdout.readline())}")
-        assert server.exists()
+        eventually(lambda: (server / "comm").read_text().strip() == "sleep")  # it is set up
         run.kill()
     eventually(lambda: not server.exists())
