@@ -48,7 +48,7 @@ def _die_at_change(number: int, root: Path, act: Callable[[Path], None]) -> None
             step()
 
     def statement(text: str) -> None:
-        if text.startswith(("BEGIN IMMEDIATE", "COMMIT", "PRAGMA")):
+        if text.startswith(("BEGIN IMMEDIATE", "COMMIT", "PRAGMA journal", "PRAGMA user")):
             step()
 
     connect, write = sqlite3.connect, download._write_all

@@ -98,7 +98,7 @@ def _rows(images: list[StoredImage], digests: bool) -> list[tuple[str, ...]]:
         for name in image.tags or image.digests:
             reference = parse_reference(name)
             repository = reference.familiar.partition("@")[0].removesuffix(f":{reference.tag}")
-            digest = next(d for d in image.digests).partition("@")[2]
+            digest = image.digests[0].partition("@")[2]
             shown = (repository, reference.tag or _NO_NAME)
             rows.append((*shown, *((digest,) if digests else ()), *rest))
     return rows

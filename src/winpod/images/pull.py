@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from winpod.images.base import find_base
 from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.credentials import CredentialSource
 from winpod.images.download import finish
@@ -38,10 +39,10 @@ from winpod.images.manifests import (
 )
 from winpod.images.pull_choice import Asked, choose, own_architecture
 from winpod.images.pull_source import Source, open_source
-from winpod.images.pull_unpack import Arrival, Unpackers, base_spelling
+from winpod.images.pull_unpack import Arrival, Unpackers
 from winpod.images.pull_worker import Job, WrongDigest
 from winpod.images.recognise import FOREIGN_TYPES, count_base_layers
-from winpod.images.references import Reference
+from winpod.images.references import Reference, parse_reference
 from winpod.images.store import (
     BLOB,
     DOCUMENT,
@@ -64,7 +65,7 @@ from winpod.windows.platforms import Image, Manifest, Platform
 
 LOG = logging.getLogger(__name__)
 
-_PEEK = 1 << 20
+_PEEK = 1 << 18
 _LOCK_WAIT = 0.1
 _LOG_SECONDS = 10.0
 _LAYER_TYPES = (
@@ -147,9 +148,8 @@ async def variant_for(
         except ImageNotFound:
             continue
         chosen = choose(image, name, asked)
-        variant = Variant(
-            frozenset({name}), root, str(host_build.base), handler.name, chosen.digest
-        )
+        names = _names(parse_reference(name), root)
+        variant = Variant(names, root, str(host_build.base), handler.name, chosen.digest)
         if found := store.add_variant(variant):
             return found
         raise NotPulled(
@@ -274,6 +274,7 @@ class _Pull:
         self._policy = policy
         self._progress = progress
         self._name = source.reference.familiar
+        self._base = find_base(self._store.root)
         self._documents: set[str] = set()
         self._logged: dict[str, tuple[LayerState | None, float]] = {}
         self._sizes: dict[str, LayerSize] = {}
@@ -415,7 +416,7 @@ class _Pull:
             size=blob.size,
             digest=blob.digest,
             target=str(target),
-            drive_c=base_spelling(self._store.root),
+            drive_c=str(self._base.drive_c) if self._base else "",
         )
         try:
             results: list[Any] = await together(

@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -159,9 +158,3 @@ def _error(answer: dict[str, Any]) -> WinpodError:
 
 def _subclasses(kind: type[WinpodError]) -> list[type[WinpodError]]:
     return [kind, *(below for one in kind.__subclasses__() for below in _subclasses(one))]
-
-
-def base_spelling(root: Path) -> str:
-    """The C: of the Wine base, whose spelling of names layers follow, or nothing without one."""
-    found = sorted((root / "bases").glob("*/prefix/drive_c"))
-    return str(found[0]) if found else ""

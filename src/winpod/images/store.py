@@ -256,7 +256,7 @@ class Store:
 
         What is not there is nothing to remove, so of several removals at once none fails.
         """
-        with self._writing():
+        with self._writing(durable=True):
             keys = self._matching(text, _canonical(handler))
             if handler is None:
                 ids = {key[2] for key in keys}
@@ -297,7 +297,7 @@ class Store:
             )
 
     def release(self, owner: str) -> None:
-        with self._writing():
+        with self._writing(durable=True):
             self._database.execute("DELETE FROM holds WHERE owner = ?", (owner,))
         self.collect()
 
@@ -384,7 +384,7 @@ class Store:
 
     def commit(self, lease: Lease, image: NewImage, sizes: dict[str, LayerSize]) -> StoredImage:
         """Write an image down, in the place of what its name was, and end the lease's purpose."""
-        with self._writing():
+        with self._writing(durable=True):
             self._refuse_incomplete(image)
             self._write_manifest(image, sizes)
             self._database.executemany(
@@ -696,14 +696,20 @@ class Store:
             yield
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._transaction("BEGIN IMMEDIATE"):
+    def _writing(self, *, durable: bool = False) -> Iterator[None]:
+        """A transaction that excludes others, and what it must be before the disk is told more.
+
+        A loss of power may take back the last transactions that are not durable. That a lease is
+        forgotten does no harm, for its content is as likely lost; that a removal is, would.
+        """
+        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL"):
             yield
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[None]:
+    def _transaction(self, begin: str, synchronous: str = "NORMAL") -> Iterator[None]:
         with self._mutex:
             try:
+                self._database.execute(f"PRAGMA synchronous = {synchronous}")
                 self._database.execute(begin)
                 try:
                     yield

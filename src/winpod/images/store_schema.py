@@ -92,7 +92,6 @@ def open_database(path: Path) -> sqlite3.Connection:
     try:
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA foreign_keys = ON")
         found = int(database.execute("PRAGMA user_version").fetchone()[0])
         if found > VERSION:
