@@ -10,7 +10,7 @@ import pytest
 
 from tests.network.machine import NOTHING, SUBNET, SUBNET_6, Machine, listen, peer_of, ping, run
 from winpod.network.attachments import Bandwidth, Dns, PortMapping
-from winpod.network.errors import AddressesExhausted, AlreadyConnected, NotConnected
+from winpod.network.errors import AddressesExhausted, AlreadyConnected, NotConnected, NotListening
 from winpod.windows.errors import WinpodError
 
 
@@ -98,6 +98,40 @@ async def test_bandwidth_is_limited_where_a_pod_asks_for_it(machine: Machine) ->
     assert "rate 4Mbit" in run("tc", "qdisc", "show")
     await networks.disconnect("one")
     assert machine.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+async def test_a_port_is_dialled_as_from_inside(machine: Machine, address: str) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+
+    def serve() -> socket.socket:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 80), family=family)
+
+    with networks.namespaces.call("one", serve) as server:
+        _, writer = await networks.dial("one", 80)
+        writer.write(b"hello")
+        await writer.drain()
+        connection, _ = server.accept()
+        assert connection.recv(5) == b"hello"
+        connection.close()
+        writer.close()
+    with pytest.raises(NotListening, match=r'localhost:81 for pod "one": '):
+        await networks.dial("one", 81)
+
+
+async def test_what_goes_through_a_sandbox_is_counted(machine: Machine) -> None:
+    machine.use_default()
+    networks = machine.networks()
+    await networks.connect(machine.attachment("one"))
+    (before,) = networks.counters("one")
+    assert ping(networks.netns("one"), "10.250.1.1")
+    (after,) = networks.counters("one")
+    assert after.interface == "eth0"
+    assert after.received_bytes > before.received_bytes
+    assert after.sent_packets > before.sent_packets
 
 
 async def test_twenty_at_once(machine: Machine) -> None:

@@ -1,6 +1,7 @@
 """How plugins are called, and what becomes of their failures. Shell scripts stand in for them."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tests.network.machine import NOTHING, Machine, run
 from winpod.network.attachments import Bandwidth, Dns, PortMapping
 from winpod.network.cni import NotReady, Ready
 from winpod.network.errors import (
+    CacheUnwritable,
     NetworkConflict,
     NoNetwork,
     PluginFailed,
@@ -240,6 +242,7 @@ async def test_status_says_ready_or_why_not(machine: Machine) -> None:
     assert "has no CNI configuration" in status.reason
     machine.use_default()
     assert await cni.status() == Ready("winpod")
+    assert await machine.networks().trouble() == ""
     machine.configure(machine.bridge(), cniVersion="1.1.0")
     assert isinstance(status := await cni.status(), NotReady)
     assert "bridge does not speak version 1.1.0" in status.reason
@@ -307,6 +310,36 @@ async def test_check_can_be_turned_off(machine: Machine) -> None:
     await networks.connect(machine.attachment("one"))
     await networks.cni.check(machine.attachment("one"))
     assert summary(machine) == [("ADD", "first")]
+
+
+@pytest.mark.parametrize("room", [0, 1], ids=["at once", "half way"])
+async def test_a_cache_that_cannot_be_written_is_named_and_nothing_is_left(
+    machine: Machine, room: int
+) -> None:
+    """With room for the first entry, the disk fills up while the plugin runs."""
+    machine.cache_dir.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=16k", "none", str(machine.cache_dir))
+    try:
+        filler = machine.cache_dir / "filler"
+        fill = f"dd if=/dev/zero of={filler} bs=4096 2>/dev/null"
+        answer = """echo '{"dns":{"domain":"'$(printf %05000d 0)'"}}'"""
+        filling = machine.script("filling", f"[ $CNI_COMMAND = DEL ] && exit\n{fill}\n{answer}")
+        machine.configure(machine.bridge(), filling)
+        if not room:
+            with contextlib.suppress(OSError):
+                filler.write_bytes(bytes(1 << 20))
+        with pytest.raises(CacheUnwritable, match="cannot be written: No space left on device"):
+            await machine.networks().connect(machine.attachment("one"))
+        filler.unlink()
+        assert machine.leftovers() == NOTHING
+    finally:
+        run("umount", str(machine.cache_dir))
+
+
+def test_a_directory_that_cannot_be_written_is_named(machine: Machine) -> None:
+    machine.conf_dir.symlink_to("/proc/1")
+    with pytest.raises(NoNetwork, match=r"99-winpod.conflist cannot be written"):
+        machine.cni().write_default()
 
 
 def test_the_default_network_is_written_only_where_there_is_none(machine: Machine) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from winpod.network.attachments import Json
+from winpod.network.errors import CacheUnwritable
 
 _KIND = "cniCacheV1"
 _ADDED = "winpod.dev/added"
@@ -46,10 +47,18 @@ class Cache:
         self._results = directory / "results"
 
     def write(self, entry: Entry) -> None:
-        self._results.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.directory / f".{entry.file_name}"
-        unfinished.write_bytes(_encode(entry))
-        unfinished.replace(self._results / entry.file_name)
+        try:
+            self._results.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished.write_bytes(_encode(entry))
+            unfinished.replace(self._results / entry.file_name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise CacheUnwritable(
+                f"Sandbox {entry.container_id} cannot be connected: the CNI cache "
+                f"{self.directory} cannot be written: {error.strerror}."
+            ) from error
 
     def remove(self, entry: Entry) -> None:
         (self._results / entry.file_name).unlink(missing_ok=True)

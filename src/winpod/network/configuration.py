@@ -210,11 +210,16 @@ def default_network(
 
 def write_network(directory: Path, network: Json) -> Path:
     """Under a name that any other configuration comes before. The file appears whole."""
-    directory.mkdir(parents=True, exist_ok=True)
     target = directory / DEFAULT_FILE
     unfinished = directory / f".{DEFAULT_FILE}.new"
-    unfinished.write_text(json.dumps(network, indent=2) + "\n")
-    return unfinished.replace(target)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(network, indent=2) + "\n")
+        return unfinished.replace(target)
+    except OSError as error:
+        raise NoNetwork(
+            f"The default network's configuration {target} cannot be written: {error.strerror}."
+        ) from error
 
 
 def _default_routes(subnets: Sequence[IPv4Network | IPv6Network]) -> list[str]:

@@ -37,12 +37,22 @@ class NetworkConflict(WinpodError):
     code = "FAILED_PRECONDITION"
 
 
+class CacheUnwritable(WinpodError):
+    """What is not written down is not begun."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
 class AlreadyConnected(WinpodError):
     code = "ALREADY_EXISTS"
 
 
 class NotConnected(NotFound):
     """Nothing is known of a connection of this sandbox."""
+
+
+class NotListening(Unavailable):
+    """Nobody took a connection to a port of a sandbox."""
 
 
 class NamespaceFailed(WinpodError):

@@ -7,14 +7,20 @@ the CNI cache outlive the process, and stand there before anything else of the s
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from winpod.network.attachments import Attached, Attachment
 from winpod.network.cni import Cni, Ready
+from winpod.network.counters import Counters, read_counters
+from winpod.network.errors import NotListening
 from winpod.network.namespaces import Namespaces
 from winpod.windows.errors import WinpodError
+
+_LOCALHOST = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class SandboxNetworks:
@@ -42,6 +48,29 @@ class SandboxNetworks:
         """Take it all apart. Again, or what is gone already, is fine."""
         await self.cni.delete(Attachment(sandbox_id, self.netns(sandbox_id)))
         await asyncio.to_thread(self.namespaces.remove, sandbox_id)
+
+    async def dial(
+        self, sandbox_id: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a port as a process of the sandbox would make it, to localhost."""
+        reason = ""
+        for family, address in _LOCALHOST:
+            dialled = await asyncio.to_thread(
+                self.namespaces.call, sandbox_id, partial(socket.socket, family)
+            )
+            dialled.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(dialled, (address, port))
+                return await asyncio.open_connection(sock=dialled)
+            except OSError as error:
+                dialled.close()
+                reason = reason or error.strerror or str(error)
+        raise NotListening(
+            f'failed to connect to localhost:{port} for pod "{sandbox_id}": {reason}.'
+        )
+
+    def counters(self, sandbox_id: str) -> list[Counters]:
+        return read_counters(self.netns(sandbox_id))
 
     async def sweep(self, known: Collection[str]) -> list[str]:
         """At start: remove what belongs to no known sandbox; sentences on what could not be."""
