@@ -1,4 +1,4 @@
-"""Builds the Windows programs of winpod with PyPI's `ziglang`, into src/winpod/native/.
+"""Builds winpod's programs in C with PyPI's `ziglang`, into src/winpod/native/.
 
 Hatch runs it whenever the package is built or installed, so that an installed winpod has the
 programs and needs no compiler; `python native/build.py` runs it by hand.
@@ -12,34 +12,52 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ziglang  # type: ignore[import-untyped]
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path(__file__).resolve().parent
 TARGET = SOURCE.parent / "src/winpod/native"
+HEADERS = Path(ziglang.__file__).parent / "lib/libc/include/any-windows-any"
+WINDOWS = ("-target", "x86_64-windows-gnu", "-isystem", str(HEADERS))
 WITHOUT_C_LIBRARY = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-Wl,-e,start")
-PROGRAMS = {"absent": (*WITHOUT_C_LIBRARY, "-lkernel32")}
+LINUX = ("-target", "x86_64-linux-musl", "-static")
+PROGRAMS = {
+    "absent.exe": (*WINDOWS, *WITHOUT_C_LIBRARY, "-lkernel32"),
+    "wagent.exe": (
+        *WINDOWS,
+        *WITHOUT_C_LIBRARY,
+        "-lkernel32",
+        "-ladvapi32",
+        "-luserenv",
+        "-lntdll",
+    ),
+    "winit": LINUX,
+    "wproxy": LINUX,
+}
 
 
-class BuildWindowsPrograms(BuildHookInterface):  # type: ignore[type-arg]
+class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         del version
         build()
-        build_data["artifacts"].append("src/winpod/native/*.exe")
+        build_data["artifacts"].extend(f"src/winpod/native/{name}" for name in PROGRAMS)
 
 
 def build() -> None:
     TARGET.mkdir(exist_ok=True)
+    shared = max(header.stat().st_mtime for header in SOURCE.glob("*.h"))
     for name, options in PROGRAMS.items():
-        source, program = SOURCE / f"{name}.c", TARGET / f"{name}.exe"
-        if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        source, program = (SOURCE / name).with_suffix(".c"), TARGET / name
+        newest = max(source.stat().st_mtime, shared)
+        if not program.exists() or program.stat().st_mtime < newest:
             compile_program(source, program, options)
 
 
 def compile_program(source: Path, program: Path, options: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         finished = Path(folder) / program.name
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu"]
-        command += ["-Os", "-s", "-Wall", "-Wextra", "-Werror", "-o", str(finished), str(source)]
+        command = [sys.executable, "-m", "ziglang", "cc", "-Os", "-s"]
+        command += ["-Wall", "-Wextra", "-Werror", "-o", str(finished), str(source)]
         subprocess.run([*command, *options], check=True)  # noqa: S603
         finished.replace(program)
 

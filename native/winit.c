@@ -1,0 +1,340 @@
+/* The first process of a shell: starts wagent, and carries its clients' frames.
+ *
+ *     winit PROGRAM ARGUMENT...     (clients connect to the listening socket that is descriptor 3)
+ *
+ * The socket comes from outside, so nothing in the container's file system leads to it, and winit
+ * hides its memory and descriptors from the programs beside it. Frames are passed on unread: what
+ * they mean is between client and agent. It reaps whatever ends, and ends when the agent does.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "protocol.h"
+
+#define LISTENER 3
+#define MAX_SESSIONS 256
+#define MAX_HELD (1u << 20)
+
+/* Bytes on their way, in the order they came. */
+struct queue {
+    uint8_t *data;
+    size_t start, filled, room;
+};
+
+struct session {
+    int socket;
+    uint32_t id, untold; /* untold: bytes that the client took and the agent does not know of */
+    bool watching_in, watching_out;
+    struct queue in, out;
+};
+
+static struct session sessions[MAX_SESSIONS];
+static uint32_t last_id;
+static struct queue to_agent, from_agent;
+static int events, agent_in, agent_out, signals;
+static pid_t agent;
+
+static bool append(struct queue *queue, const void *data, size_t size)
+{
+    if (queue->start + queue->filled + size > queue->room) {
+        if (queue->filled)
+            memmove(queue->data, queue->data + queue->start, queue->filled);
+        queue->start = 0;
+    }
+    if (queue->filled + size > queue->room) {
+        size_t room = queue->room ? queue->room : 4096;
+        while (room < queue->filled + size)
+            room *= 2;
+        uint8_t *data_now = realloc(queue->data, room);
+        if (!data_now)
+            return false;
+        queue->data = data_now;
+        queue->room = room;
+    }
+    memcpy(queue->data + queue->start + queue->filled, data, size);
+    queue->filled += size;
+    return true;
+}
+
+static void take(struct queue *queue, size_t size)
+{
+    queue->start += size;
+    queue->filled -= size;
+    if (queue->filled)
+        return;
+    queue->start = 0;
+    if (queue->room > 64 * 1024) {
+        free(queue->data);
+        *queue = (struct queue){0};
+    }
+}
+
+static void forget(struct queue *queue)
+{
+    free(queue->data);
+    *queue = (struct queue){0};
+}
+
+/* Writes what it can. Returns the bytes written, or -1 when the other side is gone. */
+static ssize_t flush(int fd, struct queue *queue)
+{
+    size_t written = 0;
+    while (queue->filled) {
+        ssize_t now = write(fd, queue->data + queue->start, queue->filled);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0)
+            return errno == EAGAIN ? (ssize_t)written : -1;
+        take(queue, (size_t)now);
+        written += (size_t)now;
+    }
+    return (ssize_t)written;
+}
+
+/* Reads once. Returns false at the end, or when there is no memory. */
+static bool fill(int fd, struct queue *queue)
+{
+    static uint8_t buffer[64 * 1024];
+    ssize_t now = read(fd, buffer, sizeof buffer);
+    if (now < 0)
+        return errno == EAGAIN || errno == EINTR;
+    return now > 0 && append(queue, buffer, (size_t)now);
+}
+
+static void tell_agent(uint32_t id, uint8_t type, const void *payload, uint32_t size)
+{
+    uint8_t header[LINK_HEADER];
+    put32(header, size);
+    header[4] = type;
+    put32(header + 5, id);
+    if (!append(&to_agent, header, sizeof header) || !append(&to_agent, payload, size))
+        _exit(1); /* a frame in part would turn all that follows into nonsense */
+}
+
+static void watch(struct session *session)
+{
+    bool in = to_agent.filled < MAX_HELD, out = session->out.filled > 0;
+    if (in == session->watching_in && out == session->watching_out)
+        return;
+    session->watching_in = in;
+    session->watching_out = out;
+    struct epoll_event event = {.data.ptr = session};
+    event.events = (in ? EPOLLIN : 0u) | (out ? EPOLLOUT : 0u);
+    epoll_ctl(events, EPOLL_CTL_MOD, session->socket, &event);
+}
+
+static void end_session(struct session *session)
+{
+    tell_agent(session->id, CLOSE, "", 0);
+    close(session->socket);
+    forget(&session->in);
+    forget(&session->out);
+    *session = (struct session){.socket = -1};
+}
+
+static void accept_client(void)
+{
+    int client = accept4(LISTENER, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (client < 0)
+        return;
+    for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++) {
+        if (session->socket >= 0)
+            continue;
+        *session = (struct session){.socket = client, .id = ++last_id, .watching_in = true};
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = session};
+        if (epoll_ctl(events, EPOLL_CTL_ADD, client, &event))
+            break;
+        return;
+    }
+    close(client);
+}
+
+static void give_credit(struct session *session)
+{
+    uint8_t taken[4];
+    if (session->untold < OUTPUT_WINDOW / 4)
+        return;
+    put32(taken, session->untold);
+    session->untold = 0;
+    tell_agent(session->id, CREDIT, taken, sizeof taken);
+}
+
+/* Passes whole frames of a client on. Returns false when they cannot be meant for us. */
+static bool pass_on(struct session *session)
+{
+    struct queue *in = &session->in;
+    while (in->filled >= FRAME_HEADER) {
+        const uint8_t *frame = in->data + in->start;
+        uint32_t size = get32(frame);
+        if (size > MAX_FRAME || !frame[4] || frame[4] >= CREDIT)
+            return false;
+        if (in->filled < FRAME_HEADER + size)
+            break;
+        tell_agent(session->id, frame[4], frame + FRAME_HEADER, size);
+        take(in, FRAME_HEADER + size);
+    }
+    return true;
+}
+
+static void serve(struct session *session, uint32_t ready)
+{
+    if (session->socket < 0)
+        return;
+    if (ready & (EPOLLIN | EPOLLHUP | EPOLLERR)
+        && (!fill(session->socket, &session->in) || !pass_on(session))) {
+        end_session(session);
+        return;
+    }
+    if (ready & EPOLLOUT) {
+        ssize_t written = flush(session->socket, &session->out);
+        if (written < 0) {
+            end_session(session);
+            return;
+        }
+        session->untold += (uint32_t)written;
+        give_credit(session);
+    }
+}
+
+static struct session *find(uint32_t id)
+{
+    for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++)
+        if (session->socket >= 0 && session->id == id)
+            return session;
+    return NULL;
+}
+
+/* Hands the agent's frames to their clients. A client that has gone gets nothing. */
+static void hand_out(void)
+{
+    while (from_agent.filled >= LINK_HEADER) {
+        uint8_t *frame = from_agent.data + from_agent.start;
+        uint32_t size = get32(frame);
+        if (size > MAX_FRAME)
+            _exit(1);
+        if (from_agent.filled < LINK_HEADER + size)
+            return;
+        struct session *session = find(get32(frame + 5));
+        if (session) {
+            bool held = append(&session->out, frame, FRAME_HEADER)
+                && append(&session->out, frame + LINK_HEADER, size);
+            ssize_t written = held ? flush(session->socket, &session->out) : -1;
+            if (written < 0 || session->out.filled > MAX_HELD) {
+                end_session(session);
+            } else {
+                session->untold += (uint32_t)written;
+                give_credit(session);
+            }
+        }
+        take(&from_agent, LINK_HEADER + size);
+    }
+}
+
+static void reap(void)
+{
+    struct signalfd_siginfo info;
+    while (read(signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD)
+            _exit(128 + (int)info.ssi_signo);
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
+        if (ended == agent)
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+}
+
+static void start_agent(char **command)
+{
+    int in[2], out[2];
+    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
+        _exit(1);
+    agent = fork();
+    if (agent < 0)
+        _exit(1);
+    if (agent == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        signal(SIGPIPE, SIG_DFL);
+        dup2(in[0], 0);
+        dup2(out[1], 1);
+        execvp(command[0], command);
+        _exit(127);
+    }
+    close(in[0]);
+    close(out[1]);
+    agent_in = in[1];
+    agent_out = out[0];
+    fcntl(agent_in, F_SETFL, O_NONBLOCK);
+    fcntl(agent_out, F_SETFL, O_NONBLOCK);
+}
+
+static void add(int fd, uint32_t what, void *mark)
+{
+    struct epoll_event event = {.events = what, .data.ptr = mark};
+    if (epoll_ctl(events, EPOLL_CTL_ADD, fd, &event))
+        _exit(1);
+}
+
+int main(int count, char **arguments)
+{
+    if (count < 2 || fcntl(LISTENER, F_SETFD, FD_CLOEXEC) || fcntl(LISTENER, F_SETFL, O_NONBLOCK))
+        return 2;
+    prctl(PR_SET_DUMPABLE, 0);
+    signal(SIGPIPE, SIG_IGN);
+    sigset_t caught;
+    sigemptyset(&caught);
+    sigaddset(&caught, SIGCHLD);
+    sigaddset(&caught, SIGTERM);
+    sigaddset(&caught, SIGINT);
+    sigprocmask(SIG_BLOCK, &caught, NULL);
+    signals = signalfd(-1, &caught, SFD_CLOEXEC | SFD_NONBLOCK);
+    events = epoll_create1(EPOLL_CLOEXEC);
+    for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++)
+        session->socket = -1;
+    start_agent(arguments + 1);
+    add(LISTENER, EPOLLIN, &last_id);
+    add(signals, EPOLLIN, &signals);
+    add(agent_out, EPOLLIN, &from_agent);
+    add(agent_in, 0, &to_agent);
+    bool watching = false;
+    for (;;) {
+        if (watching != (to_agent.filled > 0)) {
+            watching = to_agent.filled > 0;
+            struct epoll_event event = {.events = watching ? EPOLLOUT : 0u, .data.ptr = &to_agent};
+            epoll_ctl(events, EPOLL_CTL_MOD, agent_in, &event);
+        }
+        struct epoll_event ready[32];
+        int many = epoll_wait(events, ready, 32, -1);
+        for (int i = 0; i < many; i++) {
+            void *mark = ready[i].data.ptr;
+            if (mark == &last_id)
+                accept_client();
+            else if (mark == &signals)
+                reap();
+            else if (mark == &from_agent) {
+                if (!fill(agent_out, &from_agent))
+                    _exit(1);
+                hand_out();
+            } else if (mark != &to_agent)
+                serve(mark, ready[i].events);
+        }
+        if (flush(agent_in, &to_agent) < 0)
+            _exit(1);
+        for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++)
+            if (session->socket >= 0)
+                watch(session);
+    }
+}

@@ -1,0 +1,449 @@
+/* Stands for the OCI runtime that conmon calls, and then for the container's process.
+ *
+ *     wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID
+ *     wproxy listen SOCKET COMMAND...
+ *
+ * The program to start is in BUNDLE/start (the payload of START), the shell's socket is
+ * BUNDLE/run/agent.sock. `create` returns when Windows has started the program, or says Windows'
+ * sentence and fails. What stays carries the program's streams to conmon's, turns signals into
+ * Windows' events, and writes the 32-bit exit code to BUNDLE/exit32 before it exits with what of it
+ * fits; 137 and no exit32 means that the shell died. When it is killed, so is the program.
+ *
+ * `listen` makes a shell's socket and becomes the command, which has it as descriptor 3 to hand on
+ * to winit. Made outside, it has no name in the container.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "protocol.h"
+
+#define SHELL_DIED 137
+#define SHELL_SOCKET 3
+
+static struct {
+    const char *bundle, *pid_file, *console, *id;
+} given;
+
+static int agent = -1, report = -1, bundle = -1;
+
+/* Says why nothing was started, to whoever called `create`. */
+static _Noreturn void refuse(const char *what, const char *why)
+{
+    char line[1024];
+    snprintf(line, sizeof line, "%s%s%s\n", what, *what ? ": " : "", why);
+    if (write(report, line, strlen(line)) < 0)
+        _exit(2);
+    _exit(1);
+}
+
+static bool write_all(int fd, const void *data, size_t size)
+{
+    for (const uint8_t *at = data; size;) {
+        ssize_t now = write(fd, at, size);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0)
+            return false;
+        at += now;
+        size -= (size_t)now;
+    }
+    return true;
+}
+
+static bool read_all(int fd, void *data, size_t size)
+{
+    for (uint8_t *at = data; size;) {
+        ssize_t now = read(fd, at, size);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now <= 0)
+            return false;
+        at += now;
+        size -= (size_t)now;
+    }
+    return true;
+}
+
+static bool tell(uint8_t type, const void *payload, uint32_t size)
+{
+    uint8_t header[FRAME_HEADER];
+    put32(header, size);
+    header[4] = type;
+    return write_all(agent, header, sizeof header) && write_all(agent, payload, size);
+}
+
+/* The address of a socket in a directory, however long the path to that is. */
+static struct sockaddr_un address_of(int folder, const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char *path = address.sun_path;
+    if (folder < 0)
+        snprintf(path, sizeof address.sun_path, "%s", name);
+    else
+        snprintf(path, sizeof address.sun_path, "/proc/self/fd/%d/%s", folder, name);
+    return address;
+}
+
+static int connect_to(int folder, const char *name)
+{
+    struct sockaddr_un address = address_of(folder, name);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address))
+        return -1;
+    return fd;
+}
+
+/* ---- starting ---- */
+
+/* A terminal whose other side goes to conmon; its size changes are ours to hear. */
+static void open_terminal(void)
+{
+    int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (master < 0 || grantpt(master) || unlockpt(master))
+        refuse("The terminal cannot be opened", strerror(errno));
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    struct termios raw;
+    if (slave < 0 || tcgetattr(slave, &raw))
+        refuse("The terminal cannot be opened", strerror(errno));
+    cfmakeraw(&raw);
+    tcsetattr(slave, TCSANOW, &raw);
+    int console = connect_to(-1, given.console);
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    char name[] = "terminal";
+    struct iovec data = {name, sizeof name};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    control.head.cmsg_len = CMSG_LEN(sizeof(int));
+    control.head.cmsg_level = SOL_SOCKET;
+    control.head.cmsg_type = SCM_RIGHTS;
+    memcpy(CMSG_DATA(&control.head), &master, sizeof master);
+    if (console < 0 || sendmsg(console, &message, 0) < 0)
+        refuse("The terminal cannot be handed to conmon", strerror(errno));
+    close(console);
+    close(master);
+    ioctl(slave, TIOCSCTTY, 0);
+    dup2(slave, 0);
+    dup2(slave, 1);
+    dup2(slave, 2);
+    close(slave);
+}
+
+static void start_program(void)
+{
+    static uint8_t start[MAX_FRAME];
+    int file = openat(bundle, "start", O_RDONLY | O_CLOEXEC);
+    struct stat about;
+    if (file < 0 || fstat(file, &about) || about.st_size > (off_t)sizeof start)
+        refuse("The program to start cannot be read", strerror(errno));
+    if (!read_all(file, start, (size_t)about.st_size))
+        refuse("The program to start cannot be read", "it is cut short");
+    close(file);
+    agent = connect_to(bundle, "run/agent.sock");
+    uint8_t header[FRAME_HEADER], answer[1024];
+    if (agent < 0 || !tell(START, start, (uint32_t)about.st_size))
+        refuse("The container's shell does not answer", strerror(errno));
+    if (!read_all(agent, header, sizeof header))
+        refuse("", "The container's shell has ended.");
+    uint32_t size = get32(header);
+    if (size < 4 || size >= sizeof answer || !read_all(agent, answer, size)
+        || (header[4] != STARTED && header[4] != FAILED))
+        refuse("", "The container's shell answers what makes no sense.");
+    answer[size] = 0;
+    if (header[4] == FAILED)
+        refuse("", (char *)answer + 4);
+}
+
+/* ---- running ---- */
+
+struct out {
+    int fd;
+    uint32_t start, filled;
+    uint8_t data[CHUNK];
+};
+
+static struct out outputs[2] = {{.fd = 1}, {.fd = 2}};
+static uint8_t incoming[FRAME_HEADER + CHUNK];
+static uint32_t received, window = INPUT_WINDOW;
+static bool input_open, exited;
+static uint32_t exit_code;
+
+static _Noreturn void die(int code)
+{
+    _exit(code);
+}
+
+static void write_exit_code(void)
+{
+    char text[16];
+    int size = snprintf(text, sizeof text, "%u\n", exit_code);
+    int file = openat(bundle, "exit32.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0 || !write_all(file, text, (size_t)size) || fsync(file)
+        || renameat(bundle, "exit32.new", bundle, "exit32"))
+        die(SHELL_DIED);
+}
+
+static void flush(struct out *out)
+{
+    while (out->filled) {
+        ssize_t now = write(out->fd, out->data + out->start, out->filled);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0 && errno == EAGAIN)
+            return;
+        if (now < 0)
+            now = (ssize_t)out->filled; /* nobody listens any more; the program goes on */
+        out->start += (uint32_t)now;
+        out->filled -= (uint32_t)now;
+    }
+    out->start = 0;
+}
+
+/* Takes one whole frame, if it is there and has a place to go to. */
+static bool take_frame(void)
+{
+    if (received < FRAME_HEADER)
+        return false;
+    uint32_t size = get32(incoming);
+    uint8_t type = incoming[4], *payload = incoming + FRAME_HEADER;
+    if (size > CHUNK)
+        die(SHELL_DIED);
+    if (received < FRAME_HEADER + size)
+        return false;
+    if (type == OUTPUT || type == ERRORS) {
+        struct out *out = &outputs[type == ERRORS];
+        if (out->filled)
+            return false;
+        memcpy(out->data, payload, size);
+        out->filled = size;
+        flush(out);
+    } else if (type == WINDOW && size == 4) {
+        uint32_t more = get32(payload);
+        window = more > INPUT_WINDOW - window ? INPUT_WINDOW : window + more;
+    } else if (type == EXIT && size == 4) {
+        exited = true;
+        exit_code = get32(payload);
+    } else {
+        die(SHELL_DIED);
+    }
+    received -= FRAME_HEADER + size;
+    memmove(incoming, payload + size, received);
+    return true;
+}
+
+static void take_input(void)
+{
+    static uint8_t data[CHUNK];
+    ssize_t now = read(0, data, window < CHUNK ? window : CHUNK);
+    if (now < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (now > 0) {
+        window -= (uint32_t)now;
+        tell(INPUT, data, (uint32_t)now);
+        return;
+    }
+    input_open = false;
+    tell(INPUT_END, "", 0);
+}
+
+static void send_size(void)
+{
+    struct winsize size;
+    if (ioctl(0, TIOCGWINSZ, &size) || !size.ws_col || !size.ws_row)
+        return;
+    uint8_t payload[4];
+    put32(payload, (uint32_t)size.ws_col | (uint32_t)size.ws_row << 16);
+    tell(RESIZE, payload, sizeof payload);
+}
+
+static void take_signal(int signals)
+{
+    struct signalfd_siginfo info;
+    if (read(signals, &info, sizeof info) != (ssize_t)sizeof info)
+        return;
+    uint8_t kind = SIGNAL_SHUTDOWN;
+    switch (info.ssi_signo) {
+    case SIGWINCH:
+        send_size();
+        return;
+    case SIGHUP:
+        kind = SIGNAL_CLOSE;
+        break;
+    case SIGINT:
+        kind = SIGNAL_INTERRUPT;
+        break;
+    case SIGQUIT:
+        kind = SIGNAL_BREAK;
+        break;
+    }
+    tell(SIGNAL, &kind, 1);
+}
+
+static int catch_signals(void)
+{
+    static const int caught[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGWINCH};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
+        sigaddset(&set, caught[i]);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static _Noreturn void carry(int signals)
+{
+    struct stat about;
+    input_open = given.console || (!fstat(0, &about) && !S_ISCHR(about.st_mode));
+    if (!input_open)
+        tell(INPUT_END, "", 0);
+    for (int i = 0; i < 2; i++)
+        fcntl(i + 1, F_SETFL, fcntl(i + 1, F_GETFL) | O_NONBLOCK);
+    if (given.console)
+        send_size();
+    for (;;) {
+        while (take_frame())
+            ;
+        if (exited && !outputs[0].filled && !outputs[1].filled) {
+            write_exit_code();
+            die((int)(exit_code & 255));
+        }
+        struct pollfd ready[] = {
+            {.fd = signals, .events = POLLIN},
+            {.fd = received < sizeof incoming && !exited ? agent : -1, .events = POLLIN},
+            {.fd = input_open && window ? 0 : -1, .events = POLLIN},
+            {.fd = outputs[0].filled ? 1 : -1, .events = POLLOUT},
+            {.fd = outputs[1].filled ? 2 : -1, .events = POLLOUT},
+        };
+        if (poll(ready, 5, -1) < 0)
+            continue;
+        if (ready[0].revents)
+            take_signal(signals);
+        if (ready[1].revents) {
+            ssize_t now = read(agent, incoming + received, sizeof incoming - received);
+            if (now == 0 || (now < 0 && errno != EINTR && errno != EAGAIN))
+                die(SHELL_DIED);
+            if (now > 0)
+                received += (uint32_t)now;
+        }
+        if (ready[2].revents)
+            take_input();
+        for (int i = 0; i < 2; i++)
+            if (ready[3 + i].revents)
+                flush(&outputs[i]);
+    }
+}
+
+/* ---- being called by conmon ---- */
+
+static bool read_arguments(int count, char **arguments)
+{
+    if (count < 2 || strcmp(arguments[1], "create"))
+        return false;
+    for (int i = 2; i < count; i++) {
+        const char *next = i + 1 < count ? arguments[i + 1] : NULL;
+        if (!strcmp(arguments[i], "--bundle") && next)
+            given.bundle = arguments[++i];
+        else if (!strcmp(arguments[i], "--pid-file") && next)
+            given.pid_file = arguments[++i];
+        else if (!strcmp(arguments[i], "--console-socket") && next)
+            given.console = arguments[++i];
+        else if (arguments[i][0] != '-')
+            given.id = arguments[i];
+    }
+    return given.bundle && given.pid_file && given.id;
+}
+
+static int write_pid(pid_t pid)
+{
+    char text[16];
+    int size = snprintf(text, sizeof text, "%d", (int)pid);
+    int file = open(given.pid_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file >= 0 && write_all(file, text, (size_t)size))
+        return 0;
+    fprintf(stderr, "%s cannot be written: %s\n", given.pid_file, strerror(errno));
+    kill(pid, SIGKILL);
+    return 1;
+}
+
+static int listen_and_become(char *path, char **command)
+{
+    char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (slash)
+        *slash = 0;
+    int folder = open(slash ? (*path ? path : "/") : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct sockaddr_un address = address_of(folder, name);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (folder >= 0)
+        unlinkat(folder, name, 0);
+    umask(0177);
+    if (folder < 0 || fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address)
+        || listen(fd, 128)) {
+        fprintf(stderr, "The shell's socket cannot be made: %s\n", strerror(errno));
+        return 1;
+    }
+    umask(022);
+    close(folder);
+    if (fd != SHELL_SOCKET && (dup2(fd, SHELL_SOCKET) < 0 || close(fd)))
+        return 1;
+    execvp(command[0], command);
+    fprintf(stderr, "%s: %s\n", command[0], strerror(errno));
+    return 127;
+}
+
+int main(int count, char **arguments)
+{
+    if (count > 3 && !strcmp(arguments[1], "listen"))
+        return listen_and_become(arguments[2], arguments + 3);
+    if (!read_arguments(count, arguments)) {
+        fputs("usage: wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID\n",
+              stderr);
+        return 2;
+    }
+    bundle = open(given.bundle, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int news[2];
+    if (bundle < 0 || pipe2(news, O_CLOEXEC)) {
+        fprintf(stderr, "%s: %s\n", given.bundle, strerror(errno));
+        return 1;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_NAME, "wproxy");
+        report = news[1];
+        close(news[0]);
+        setsid();
+        int signals = catch_signals();
+        if (given.console)
+            open_terminal();
+        start_program();
+        close(report);
+        carry(signals);
+    }
+    close(news[1]);
+    char sentence[1024];
+    ssize_t size = child < 0 ? -1 : read(news[0], sentence, sizeof sentence);
+    if (size == 0)
+        return write_pid(child);
+    if (size > 0)
+        write_all(2, sentence, (size_t)size);
+    return 1;
+}

@@ -1,0 +1,57 @@
+"""A shell without a container: winit before the stand-in agent, for tests of all but Windows."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from winpod.compute.agent import Agent
+from winpod.compute.native import WINIT, native_program, with_socket
+
+STANDIN = Path(__file__).parent / "standin_agent.py"
+
+
+class StandinShell:
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.process = process
+        self.agent = Agent(folder / "run/agent.sock")
+
+    @property
+    def memory(self) -> int:
+        """The most that winit has held, in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def standin_shell(folder: Path) -> Iterator[StandinShell]:
+    (folder / "run").mkdir(parents=True)
+    command = [str(native_program(WINIT)), sys.executable, str(STANDIN)]
+    placed = with_socket(folder / "run/agent.sock", command)
+    process = subprocess.Popen(placed, stdin=subprocess.DEVNULL)
+    _until_listening(folder / "run/agent.sock")
+    try:
+        yield StandinShell(folder, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_listening(path: Path) -> None:
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        for _ in range(500):
+            with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+                probe.connect(f"/proc/self/fd/{folder}/{path.name}")
+                return
+            time.sleep(0.01)
+    finally:
+        os.close(folder)
+    raise TimeoutError(f"no one listens on {path}")

@@ -1,0 +1,126 @@
+"""A stand-in for wagent.exe that needs no Windows: the same frames, programs that are pretended.
+
+A command line is one of: `say TEXT`, `cry TEXT` (to the errors), `exit CODE`, `copy` (input to
+output, taken piece by piece), `deaf` (takes no input), `flood BYTES` (as credit allows), `wait`
+(for a signal, then exits with its kind), `show` (the decoded start), `fail CODE`, `nonsense`
+(breaks the protocol), `huge` (announces a frame that is too large), `die` (ends the agent).
+"""
+
+import os
+import struct
+import sys
+
+START, INPUT, INPUT_END, SIGNAL, RESIZE, PROCESSES, REGISTRY, PING, CREDIT, CLOSE = (
+    *range(1, 9),
+    32,
+    33,
+)
+STARTED, OUTPUT, ERRORS, EXIT, FAILED, WINDOW, PROCESS_LIST, DONE = range(65, 73)
+OUTPUT_WINDOW, CHUNK, HEADER = 128 << 10, 32 << 10, 5
+
+programs: dict[int, "Pretended"] = {}
+
+
+class Pretended:
+    def __init__(self, session: int, line: str, start: bytes) -> None:
+        self.session, self.start = session, start
+        self.name, _, self.rest = line.partition(" ")
+        self.credit, self.left = OUTPUT_WINDOW, 0
+        self.heard: list[int] = []
+
+    def begin(self) -> None:
+        if self.name == "fail":
+            self.send(FAILED, struct.pack("<I", int(self.rest)) + b"A sentence.")
+            return
+        self.send(STARTED, struct.pack("<I", 4000 + self.session))
+        match self.name:
+            case "say" | "cry":
+                self.send(OUTPUT if self.name == "say" else ERRORS, self.rest.encode())
+                self.exit(0)
+            case "show":
+                self.send(OUTPUT, self.start)
+                self.exit(0)
+            case "exit":
+                self.exit(int(self.rest))
+            case "flood":
+                self.left = int(self.rest)
+                self.flow()
+            case "nonsense":
+                self.send(200, b"what")
+            case "huge":
+                os.write(1, struct.pack("<IBI", 1 << 31, OUTPUT, self.session))
+            case "die":
+                os._exit(3)
+
+    def flow(self) -> None:
+        while self.left and self.credit > HEADER:
+            size = min(self.left, self.credit - HEADER, CHUNK)
+            self.send(OUTPUT, b"x" * size)
+            self.left -= size
+            if not self.left:
+                self.exit(0)
+
+    def take(self, kind: int, payload: bytes) -> None:
+        match kind:
+            case 2 if self.name == "copy":
+                self.send(OUTPUT, payload)
+                self.send(WINDOW, struct.pack("<I", len(payload)))
+            case 3 if self.name == "copy":
+                self.exit(0)
+            case 4 if self.name in ("wait", "deaf"):
+                self.send(OUTPUT, f"signal {payload[0]}\n".encode())
+                self.exit(payload[0])
+            case 5 if self.name == "wait":
+                self.send(OUTPUT, "size {} {}\n".format(*struct.unpack("<HH", payload)).encode())
+            case 32:
+                self.credit += struct.unpack("<I", payload)[0]
+                self.flow()
+
+    def exit(self, code: int) -> None:
+        self.send(EXIT, struct.pack("<I", code))
+
+    def send(self, kind: int, payload: bytes) -> None:
+        self.credit -= HEADER + len(payload)
+        send(self.session, kind, payload)
+
+
+def send(session: int, kind: int, payload: bytes = b"") -> None:
+    data = struct.pack("<IBI", len(payload), kind, session) + payload
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def read(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            sys.exit(0)
+        data += piece
+    return data
+
+
+def main() -> None:
+    while True:
+        size, kind, session = struct.unpack("<IBI", read(9))
+        payload = read(size)
+        if kind == START:
+            units = struct.unpack_from("<I", payload, 5)[0]
+            line = payload[9 : 9 + 2 * units - 2].decode("utf-16-le")
+            programs[session] = Pretended(session, line, payload)
+            programs[session].begin()
+        elif kind in (PING, REGISTRY):
+            send(session, DONE)
+        elif kind == PROCESSES:
+            records = b""
+            for one in programs:
+                name = "pretended.exe".encode("utf-16-le")
+                records += struct.pack("<IIIQQQQQI", one, 1, 2, 0, 15, 5, 7, 8, len(name)) + name
+            send(session, PROCESS_LIST, records)
+        elif kind == CLOSE:
+            programs.pop(session, None)
+        elif session in programs:
+            programs[session].take(kind, payload)
+
+
+main()

@@ -1,0 +1,223 @@
+"""wproxy as conmon calls it, and under the real conmon, before a stand-in agent."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compute.shells import StandinShell, standin_shell
+from winpod.compute.agent import Program, Size
+from winpod.compute.native import WPROXY, native_program
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[StandinShell]:
+    with standin_shell(tmp_path / "bundle") as running:
+        yield running
+
+
+def until(what: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def create(shell: StandinShell, program: Program, **streams: int) -> subprocess.Popen[bytes]:
+    (shell.folder / "start").write_bytes(program.encode())
+    command = [str(native_program(WPROXY)), "create", "--bundle", str(shell.folder)]
+    command += ["--no-pivot", "--pid-file", str(shell.folder / "pid"), "an-id"]
+    pipe = subprocess.PIPE
+    chosen = {"stdin": pipe, "stdout": pipe, "stderr": pipe, **streams}
+    return subprocess.Popen(command, **chosen)  # type: ignore[call-overload,no-any-return]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_create_returns_when_the_program_runs_and_the_code_is_written_in_full(
+    shell: StandinShell,
+) -> None:
+    process = create(shell, Program("exit 1060"))
+    output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (0, b"", b"")
+    assert int((shell.folder / "pid").read_text()) > 0
+    until(lambda: (shell.folder / "exit32").exists())
+    assert (shell.folder / "exit32").read_text() == "1060\n"
+
+
+def test_streams_are_carried_apart_both_ways(shell: StandinShell) -> None:
+    data = os.urandom(3 * MIB)
+    process = create(shell, Program("copy", stdin=True))
+    output, errors = process.communicate(data, timeout=20)
+    assert (output == data, errors) == (True, b"")
+    assert create(shell, Program("cry loud")).communicate(timeout=10) == (b"", b"loud")
+
+
+def test_a_refusal_is_said_and_leaves_no_process(shell: StandinShell) -> None:
+    process = create(shell, Program("fail 2"))
+    assert process.communicate(timeout=10) == (b"", b"A sentence.\n")
+    assert process.returncode == 1
+    assert not (shell.folder / "pid").exists()
+
+
+def test_a_missing_shell_is_said(shell: StandinShell) -> None:
+    shell.process.kill()
+    shell.process.wait()
+    process = create(shell, Program("say x"))
+    assert b"does not answer" in process.communicate(timeout=10)[1]
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [(signal.SIGTERM, 1), (signal.SIGHUP, 2), (signal.SIGINT, 3), (signal.SIGQUIT, 4)],
+)
+def test_signals_become_windows_events(
+    shell: StandinShell, sent: signal.Signals, kind: int
+) -> None:
+    process = create(shell, Program("wait"))
+    process.wait(10)
+    os.kill(int((shell.folder / "pid").read_text()), sent)
+    assert process.communicate(timeout=10)[0] == f"signal {kind}\n".encode()
+    assert (shell.folder / "exit32").read_text() == f"{kind}\n"
+
+
+def test_output_that_no_one_reads_stops_no_signal(shell: StandinShell) -> None:
+    process = create(shell, Program(f"flood {64 * MIB}"))
+    process.wait(10)
+    pid = int((shell.folder / "pid").read_text())
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGTERM)
+    assert len(process.communicate(timeout=30)[0]) == 64 * MIB
+
+
+def test_output_whose_reader_has_gone_does_not_stop_the_program(shell: StandinShell) -> None:
+    process = create(shell, Program(f"flood {8 * MIB}"))
+    assert process.stdout
+    process.stdout.close()
+    until(lambda: (shell.folder / "exit32").exists())
+
+
+def test_a_shell_that_dies_is_137_without_a_code(shell: StandinShell) -> None:
+    process = create(shell, Program("wait"))
+    process.wait(10)
+    pid = int((shell.folder / "pid").read_text())
+    shell.process.kill()
+    until(lambda: not alive(pid))
+    assert not (shell.folder / "exit32").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["delete", "x"], ["create"], ["create", "--bundle"]])
+def test_another_call_is_refused(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [str(native_program(WPROXY)), *arguments], capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"usage: wproxy create" in done.stderr
+
+
+class Conmon:
+    """The real conmon with wproxy for its runtime."""
+
+    def __init__(self, shell: StandinShell, name: str = "one") -> None:
+        self.folder = shell.folder
+        self.name = name
+        self.log = self.folder / f"{name}.log"
+        self.answer: dict[str, object] = {}
+
+    def start(self, program: Program, *options: str) -> None:
+        (self.folder / "start").write_bytes(program.encode())
+        for name in ("exits", "sockets"):
+            (self.folder / name).mkdir(exist_ok=True)
+        read, write = os.pipe()
+        command = ["conmon", "--api-version", "1", "-c", self.name, "-u", self.name]
+        command += ["-n", self.name, "-r", str(native_program(WPROXY)), "-b", str(self.folder)]
+        command += ["-p", str(self.folder / "pid"), "-P", str(self.folder / "conmon.pid")]
+        command += ["--exit-dir", str(self.folder / "exits"), "-l", f"k8s-file:{self.log}"]
+        command += ["--socket-dir-path", str(self.folder / "sockets"), *options]
+        environment = {**os.environ, "_OCI_SYNCPIPE": str(write)}
+        subprocess.run(command, check=True, pass_fds=[write], env=environment, timeout=20)
+        os.close(write)
+        with os.fdopen(read) as answers:
+            self.answer = json.loads(answers.readline())
+
+    @property
+    def exit_file(self) -> Path:
+        return self.folder / "exits" / self.name
+
+    def control(self, line: str) -> None:
+        with (self.folder / "ctl").open("w") as file:
+            file.write(line)
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Stream, tag and content of every line of the log."""
+        parts = [line.split(" ", 3) for line in self.log.read_text().splitlines()]
+        return [(one[1], one[2], one[3]) for one in parts]
+
+
+def test_conmon_logs_in_the_form_of_the_cri_and_outlives_its_starter(shell: StandinShell) -> None:
+    conmon = Conmon(shell)
+    conmon.start(Program("wait", whole=True))
+    pid = int(str(conmon.answer["data"]))
+    assert pid == int((shell.folder / "pid").read_text())
+    supervisor = int((shell.folder / "conmon.pid").read_text())
+    assert Path(f"/proc/{supervisor}/stat").read_text().split()[3] == "1"
+    os.kill(pid, signal.SIGTERM)
+    until(conmon.exit_file.exists)
+    assert conmon.lines() == [("stdout", "F", "signal 1")]
+    assert (shell.folder / "exit32").read_text() == "1\n"
+    assert conmon.exit_file.read_text() == "1"
+
+
+def test_conmon_has_the_low_bits_and_exit32_all_of_them(shell: StandinShell) -> None:
+    conmon = Conmon(shell)
+    conmon.start(Program(f"exit {0xC0000005}"))
+    until(conmon.exit_file.exists)
+    assert conmon.exit_file.read_text() == "5"
+    assert (shell.folder / "exit32").read_text() == f"{0xC0000005}\n"
+
+
+def test_conmon_passes_on_why_nothing_was_started(shell: StandinShell) -> None:
+    conmon = Conmon(shell)
+    conmon.start(Program("fail 2"))
+    assert conmon.answer == {"data": -1, "message": "A sentence.\n"}
+
+
+def test_a_log_is_rotated_while_the_program_writes(shell: StandinShell) -> None:
+    conmon = Conmon(shell)
+    conmon.start(Program("wait", terminal=Size()), "-t", "-i")
+    conmon.control("1 40 100\n")
+    until(lambda: conmon.log.exists() and "100 40" in conmon.log.read_text())
+    conmon.log.rename(conmon.log.with_suffix(".old"))
+    conmon.control("2 0 0\n")
+    until(conmon.log.exists)
+    os.kill(int(str(conmon.answer["data"])), signal.SIGTERM)
+    until(conmon.exit_file.exists)
+    assert "signal 1" in conmon.log.read_text()
+    assert "100 40" not in conmon.log.read_text()
+
+
+def test_a_client_attaches_through_conmon(shell: StandinShell) -> None:
+    conmon = Conmon(shell)
+    conmon.start(Program("copy", stdin=True), "-i")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(shell.folder / "sockets/one/attach"))
+        client.send(b"typed\n")
+        client.settimeout(10)
+        assert client.recv(4096) == b"\x02typed\n"
+    until(conmon.exit_file.exists)  # conmon ends the input with the client
+    assert conmon.lines() == [("stdout", "F", "typed")]
