@@ -182,30 +182,34 @@ def test_base_layers_are_pulled_on_demand(run: Command, layout: Path) -> None:
     assert [one["kept"] for one in json.loads(ran.out)["layers"]] == [True, True]
 
 
-def test_a_terminal_shows_a_bar_for_each_layer(run: Command, layout: Path) -> None:
+def on_a_terminal(*arguments: object) -> bytes:
+    """What `winpod` shows where both its outputs are a terminal."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "winpod", "pull", "--root", run.root, f"oci:{layout}"],
+        [sys.executable, "-m", "winpod", *map(str, arguments)],
         env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
-        stdout=subprocess.DEVNULL,
+        stdout=slave,
         stderr=slave,
     )
     os.close(slave)
     shown = b""
-    while True:
-        try:
-            data = os.read(master, 4096)
-        except OSError:
-            break
-        if not data:
-            break
-        shown += data
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 4096):
+            shown += data
     os.close(master)
     assert process.wait() == 0
+    return shown
+
+
+def test_a_terminal_shows_a_bar_for_each_layer(run: Command, layout: Path) -> None:
+    shown = on_a_terminal("pull", "--root", run.root, f"oci:{layout}")
     for layer in BUILDS[1].layers:
         assert layer.descriptor.digest[7:19].encode() in shown
     assert b"base layer, not pulled" in shown
     assert b"done" in shown
+    listed = on_a_terminal("images", "--root", run.root)
+    assert BUILDS[1].id[7:19].encode() in listed
+    assert b"example/app" in listed
 
 
 @asynccontextmanager

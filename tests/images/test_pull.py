@@ -10,7 +10,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ from tests.images.windows_images import (
     make,
     two_builds,
 )
+from winpod.images import pull_worker
 from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, NotPulled
 from winpod.images.layers import peek_base
@@ -42,6 +45,7 @@ from winpod.images.layout import write_image
 from winpod.images.manifests import OCI_MANIFEST, Bundle, Descriptor
 from winpod.images.pull import LayerProgress, LayerState, Puller, pull, variant_for
 from winpod.images.pull_choice import narrowing_of, resolve_handler
+from winpod.images.pull_worker import Job
 from winpod.images.push import push_image
 from winpod.images.recognise import count_base_layers
 from winpod.images.references import parse_reference
@@ -621,6 +625,58 @@ async def test_images_that_umoci_made_are_pulled(store: Store, tmp_path: Path) -
     assert image.tags == ("localhost/layout:v1",)
     assert image.os_version == ""
     assert (store.layers_of(image)[0] / "Files/app/app.txt").read_text() == "umoci"
+
+
+# The process that unpacks
+
+
+def _ask_worker(tmp_path: Path, made: Layer, counts: list[int], **changes: Any) -> dict[str, Any]:
+    (tmp_path / "blob").write_bytes(b"before" + made.content)
+    lines: SimpleQueue[str] = SimpleQueue()
+    for count in counts:
+        lines.put(f"{count}\n")
+    job = Job(
+        path=str(tmp_path / "blob"),
+        offset=len(b"before"),
+        size=made.descriptor.size,
+        digest=made.descriptor.digest,
+        target=str(tmp_path / "target"),
+    )
+    return pull_worker._answer(replace(job, **changes), lines)
+
+
+def test_a_layer_is_unpacked_as_it_arrives(tmp_path: Path) -> None:
+    made = large_layer(1)
+    answer = _ask_worker(tmp_path, made, [1, 100_000, made.descriptor.size])
+    assert answer["diff_id"] == made.diff_id
+    assert answer["bytes"] > 1 << 20
+    assert answer["inodes"] == 5
+    assert (tmp_path / "target/Files/app/noise.bin").stat().st_size == 1 << 20
+
+
+def test_a_layer_follows_the_spelling_of_the_base(tmp_path: Path) -> None:
+    (tmp_path / "c/windows/system32").mkdir(parents=True)
+    made = layer({"Files/Windows/System32/a.dll": b"a"})
+    _ask_worker(tmp_path, made, [made.descriptor.size], drive_c=str(tmp_path / "c"))
+    assert (tmp_path / "target/Files/windows/system32/a.dll").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"digest": "sha256:" + "0" * 64}, "WrongDigest", "has the digest sha256:"),
+        ({"offset": 0}, "WrongDigest", "has the digest sha256:"),
+        ({"offset": 500}, "BadContent", "became shorter"),
+        ({"target": "/proc/nothing/here"}, "WinpodError", "could not be unpacked"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_answered_with_an_error(
+    tmp_path: Path, changes: dict[str, Any], kind: str, says: str
+) -> None:
+    made = large_layer(1)
+    answer = _ask_worker(tmp_path, made, [made.descriptor.size], **changes)
+    assert answer["error"] == kind
+    assert says in answer["sentence"]
 
 
 # A full disk

@@ -87,7 +87,8 @@ class Unpackers:
             task.add_done_callback(self._starting.discard)
 
     async def _add_idle(self) -> None:
-        self._idle.append(await self._start())
+        with contextlib.suppress(WinpodError):  # whoever needs one will be told
+            self._idle.append(await self._start())
 
     async def unpack(self, job: Job, arrival: Arrival) -> tuple[str, LayerSize]:
         """The layer's diff id, and what it takes of the disk."""
@@ -111,13 +112,19 @@ class Unpackers:
         self._idle.append(worker)
 
     async def _start(self) -> _Worker:
-        process = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=(self._inherited,),
-            limit=_LONGEST_ANSWER,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_COMMAND,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(self._inherited,),
+                limit=_LONGEST_ANSWER,
+            )
+        except OSError as error:
+            raise WinpodError(
+                f"A process to unpack layers cannot be started: {error.strerror}.",
+                "Look at the limits of processes and memory.",
+            ) from None
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a process was started without the pipes that it was to have")
         return _Worker(process, process.stdin, process.stdout)
