@@ -7,8 +7,7 @@ unpacked; they take turns, and the median of the rounds counts. containerd uses 
 installed, so it is measured with it and without. Nothing is deleted before the end, because ext4
 is slow to create files where many were just deleted: that takes 20 GB of disk.
 
-A warm page cache holds what the registry reads; a cold one holds nothing. Beside the time stands
-the CPU time of the puller's processes, which says more than the clock where others use the machine.
+A warm page cache holds what the registry reads; a cold one holds nothing.
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ import asyncio
 import hashlib
 import json
 import os
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.images.registries import docker_registry
 
+from benchmarks.measuring import Taken, measure, report
 from benchmarks.windows_layers import write_layers
 from winpod.images.manifests import (
     OCI_CONFIG,
@@ -57,8 +54,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"
 address = "{place}/socket"
 """
 
-Pull = Callable[[str, Path], float]
-"""Pulls a name into a store in a new directory, and gives the seconds that it took."""
+Pull = Callable[[str, Path], Taken]
+"""Pulls a name into a store in a new directory, and tells what it took."""
 
 
 def make_image(workspace: Path) -> Bundle:
@@ -94,15 +91,24 @@ def _stored(media_type: str, document: dict[str, object]) -> tuple[Descriptor, b
     return Descriptor(media_type, digest_of(data), len(data)), data
 
 
-def pull_with_winpod(name: str, place: Path) -> float:
+def pull_with_winpod(name: str, place: Path) -> Taken:
     command = [sys.executable, "-m", "winpod", "pull", "--root", str(place / "root"), name]
-    return _timed(command)
+    return measure(lambda: _run(command))
 
 
-def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> float:
-    with containerd(place, with_unpigz) as socket:
-        pull = ["ctr", "--address", str(socket), "images", "pull", "--plain-http"]
-        return _timed([*pull, "--platform", "windows/amd64", name])
+def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> Taken:
+    """The CPU is that of containerd's whole life, which is little else than the pull."""
+    clock = 0.0
+
+    def work() -> None:
+        nonlocal clock
+        with containerd(place, with_unpigz) as socket:
+            pull = ["ctr", "--address", str(socket), "images", "pull", "--plain-http"]
+            start = time.perf_counter()
+            _run([*pull, "--platform", "windows/amd64", name])
+            clock = time.perf_counter() - start
+
+    return Taken(clock, measure(work).cpu)
 
 
 @contextmanager
@@ -126,13 +132,10 @@ def containerd(place: Path, with_unpigz: bool) -> Iterator[Path]:
             process.wait()
 
 
-def _timed(command: list[str]) -> float:
-    start = time.perf_counter()
+def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    taken = time.perf_counter() - start
     if result.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")
-    return taken
 
 
 WAYS: dict[str, Pull] = {
@@ -142,26 +145,12 @@ WAYS: dict[str, Pull] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    seconds: float
-    cpu: float
-
-
-def measure(pull: Pull, name: str, place: Path, cache: str) -> Taken:
+def pull_into(pull: Pull, name: str, place: Path, cache: str) -> Taken:
     place.mkdir(parents=True)
     os.sync()
     if cache == "cold":
         Path("/proc/sys/vm/drop_caches").write_text("3")
-    before = _cpu_of_children()
-    seconds = pull(name, place)
-    return Taken(seconds, _cpu_of_children() - before)
-
-
-def _cpu_of_children() -> float:
-    """Of those that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return pull(name, place)
 
 
 def main() -> None:
@@ -183,20 +172,8 @@ def main() -> None:
             for turn in range(rounds):
                 for who, pull in WAYS.items():
                     place = workspace / f"{cache}-{turn}-{who.replace(', ', '-')}"
-                    times[who].append(measure(pull, name, place, cache))
-            _report(cache, times)
-
-
-def _report(cache: str, times: dict[str, list[Taken]]) -> None:
-    seconds = {who: statistics.median(one.seconds for one in taken) for who, taken in times.items()}
-    cpu = {who: statistics.median(one.cpu for one in taken) for who, taken in times.items()}
-    for who in times:
-        ratios = seconds[who] / seconds["winpod"], cpu[who] / cpu["winpod"]
-        print(
-            f"{cache} cache  {who:20} {seconds[who]:6.2f} s  {ratios[0]:5.2f} x winpod"
-            f"   CPU {cpu[who]:6.2f} s  {ratios[1]:5.2f} x winpod",
-            flush=True,
-        )
+                    times[who].append(pull_into(pull, name, place, cache))
+            report(f"{cache} cache", times)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.measuring import Taken, measure, report
 from benchmarks.windows_layers import write_layers
 from winpod.images.layers import unpack_layer
 
@@ -30,7 +29,7 @@ Way = Callable[[Path, Path], None]
 
 
 def with_winpod(archive: Path, target: Path) -> None:
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(archive.suffix, "none")
+    compression = {".gz": "gzip", ".zst": "zstd"}[archive.suffix]
     with archive.open("rb") as file:
         unpack_layer(iter(lambda: file.read(CHUNK), b""), target, compression=compression)
 
@@ -43,13 +42,14 @@ def with_tar(*options: str) -> Way:
     return unpack
 
 
-WAYS: tuple[tuple[str, str, Way], ...] = (
-    ("gzip", "winpod", with_winpod),
-    ("gzip", "tar with gzip", with_tar("--use-compress-program=gzip")),
-    ("gzip", "tar with unpigz", with_tar("--use-compress-program=unpigz")),
-    ("zstd", "winpod", with_winpod),
-    ("zstd", "tar with zstd", with_tar("--zstd")),
-)
+WAYS: dict[str, dict[str, Way]] = {
+    "gzip": {
+        "winpod": with_winpod,
+        "tar with gzip": with_tar("--use-compress-program=gzip"),
+        "tar with unpigz": with_tar("--use-compress-program=unpigz"),
+    },
+    "zstd": {"winpod": with_winpod, "tar with zstd": with_tar("--zstd")},
+}
 
 
 def compress(archives: list[Path]) -> dict[str, list[Path]]:
@@ -63,16 +63,18 @@ def compress(archives: list[Path]) -> dict[str, list[Path]]:
     }
 
 
-def measure(way: Way, archives: list[Path], place: Path) -> float:
-    """Seconds for all layers, with the page cache warm for reading and clean for writing."""
+def unpack_all(way: Way, archives: list[Path], place: Path) -> Taken:
+    """With the page cache warm for reading and clean for writing."""
     targets = [place / str(number) for number in range(len(archives))]
     for target in targets:
         target.mkdir(parents=True)
     os.sync()
-    start = time.perf_counter()
-    for archive, target in zip(archives, targets, strict=True):
-        way(archive, target)
-    return time.perf_counter() - start
+
+    def work() -> None:
+        for archive, target in zip(archives, targets, strict=True):
+            way(archive, target)
+
+    return measure(work)
 
 
 def main() -> None:
@@ -84,17 +86,14 @@ def main() -> None:
         sets = compress(write_layers(workspace, SIZE))
         for kind, archives in sets.items():
             size = sum(archive.stat().st_size for archive in archives)
-            print(f"{kind:6} {size / 1e6:7.0f} MB in {len(archives)} layers")
-        times: dict[tuple[str, str], list[float]] = {(kind, who): [] for kind, who, _ in WAYS}
-        for turn in range(ROUNDS):
-            for kind, who, way in WAYS:
-                place = workspace / f"{kind} {who} {turn}"
-                times[kind, who].append(measure(way, sets[kind], place))
-    print()
-    for (kind, who), taken in times.items():
-        median = statistics.median(taken)
-        ratio = median / statistics.median(times[kind, "winpod"])
-        print(f"{kind:6} {who:16} {median:6.2f} s   {ratio:5.2f} x winpod")
+            print(f"{kind} {size / 1e6:7.0f} MB in {len(archives)} layers", flush=True)
+        for kind, ways in WAYS.items():
+            times: dict[str, list[Taken]] = {who: [] for who in ways}
+            for turn in range(ROUNDS):
+                for who, way in ways.items():
+                    place = workspace / f"{kind} {who} {turn}"
+                    times[who].append(unpack_all(way, sets[kind], place))
+            report(kind, times)
 
 
 if __name__ == "__main__":

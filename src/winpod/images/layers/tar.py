@@ -150,7 +150,7 @@ def read_entries(source: Source) -> Iterator[Entry]:
             if kind == _PAX_GLOBAL:
                 _check_global(_parse_records(content))
             else:
-                meta[kind] = content
+                meta[kind] = content if kind == _PAX else _cut(content)
             continue
         entry = _read_entry(header, meta)
         meta = {}
@@ -232,7 +232,7 @@ def _check_global(records: Records) -> None:
 
 def _read_entry(header: bytes, meta: Mapping[bytes, bytes]) -> Entry:
     records = _parse_records(meta[_PAX]) if _PAX in meta else {}
-    name = _text(records.get(_PATH) or _cut(meta.get(_LONG_NAME, b"")) or _header_name(header))
+    name = _text(_first(records.get(_PATH), meta.get(_LONG_NAME), _header_name(header)))
     if not name:
         raise BadContent("The layer's archive has an entry without a name.")
     letter = header[156:157]
@@ -245,7 +245,7 @@ def _read_entry(header: bytes, meta: Mapping[bytes, bytes]) -> Entry:
         )
     if letter == b"\0" and name.endswith("/"):
         kind = Kind.DIRECTORY
-    link = records.get(_LINK_PATH) or _cut(meta.get(_LONG_LINK, b"")) or _cut(header[157:257])
+    link = _first(records.get(_LINK_PATH), meta.get(_LONG_LINK), _cut(header[157:257]))
     return Entry(
         name,
         kind,
@@ -255,6 +255,13 @@ def _read_entry(header: bytes, meta: Mapping[bytes, bytes]) -> Entry:
         _attributes(name, records.get(_ATTRIBUTES, b"0")),
         _DESCRIPTOR in records,
     )
+
+
+def _first(in_pax: bytes | None, in_gnu: bytes | None, in_header: bytes) -> bytes:
+    """Where a name is said more than once, the first counts, even if it is empty."""
+    if in_pax is not None:
+        return in_pax
+    return in_header if in_gnu is None else in_gnu
 
 
 def _header_name(header: bytes) -> bytes:
