@@ -28,7 +28,7 @@ class SandboxAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerAsked:
+class ContainerParts:
     """One container, planned, and where its parts are."""
 
     id: str
@@ -73,7 +73,7 @@ class Backend(Protocol):
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
 
-    async def make(self, asked: ContainerAsked) -> None: ...
+    async def make(self, asked: ContainerParts) -> None: ...
 
     async def start(self, container: str) -> None: ...
 

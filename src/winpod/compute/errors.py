@@ -25,3 +25,17 @@ class WindowsError(WinpodError):
     def __init__(self, number: int, sentence: str) -> None:
         super().__init__(sentence or f"Windows error {number}.")
         self.number = number
+
+
+class ShellFailed(WinpodError):
+    """The container that programs were to run in did not come up, or could not be changed."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"the container's Windows did not start: {said or 'it said nothing'}.")
+
+
+class StartRefused(WinpodError):
+    """Windows did not start the program; the sentence is its own."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"hcs::System::CreateProcess: {said}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from winpod.compute.backend import ContainerAsked, Exit, Output, SandboxAsked, Usage
+from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.resources import Enforced
 from winpod.windows.errors import NotFound
 
@@ -22,7 +22,7 @@ _MEMORY = 32 * 1024 * 1024
 
 class SimulatedBackend:
     def __init__(self) -> None:
-        self._made: dict[str, ContainerAsked] = {}
+        self._made: dict[str, ContainerParts] = {}
         self._started: dict[str, int] = {}
         self._ended: dict[str, asyncio.Future[Exit]] = {}
 
@@ -32,7 +32,7 @@ class SimulatedBackend:
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox
 
-    async def make(self, asked: ContainerAsked) -> None:
+    async def make(self, asked: ContainerParts) -> None:
         self._made[asked.id] = asked
 
     async def start(self, container: str) -> None:
@@ -80,12 +80,12 @@ class SimulatedBackend:
         self._get(container)
         return Output(0, f"simulated: {' '.join(command)}\r\n".encode(), b"")
 
-    def _get(self, container: str) -> ContainerAsked:
+    def _get(self, container: str) -> ContainerParts:
         if asked := self._made.get(container):
             return asked
         raise NotFound(f"there is no simulated container {container}.")
 
-    def _log(self, asked: ContainerAsked, text: str) -> None:
+    def _log(self, asked: ContainerParts, text: str) -> None:
         if asked.log_path:
             path = Path(asked.log_path)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -120,8 +120,8 @@ class Containers:
 
     def _asked(
         self, container: Container, image: StoredImage, plan: Plan
-    ) -> compute.ContainerAsked:
-        return compute.ContainerAsked(
+    ) -> compute.ContainerParts:
+        return compute.ContainerParts(
             id=container.id,
             sandbox=container.sandbox,
             plan=plan,

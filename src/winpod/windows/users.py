@@ -1,5 +1,7 @@
 """The accounts that every Windows container has. Each is a Linux user of its own.
 
+The administrator owns what the image brings, so it is the user that owns files: 0.
+
 Names are taken in any case, with or without the authority before them, or as a SID. An account that
 is not here cannot log on, and the sentence is the one Windows has for that.
 """
@@ -23,7 +25,7 @@ class User:
         return self.name in ("ContainerAdministrator", "SYSTEM")
 
 
-ADMINISTRATOR = User("ContainerAdministrator", "User Manager", "S-1-5-93-2-1", 1000)
+ADMINISTRATOR = User("ContainerAdministrator", "User Manager", "S-1-5-93-2-1", 0)
 USER = User("ContainerUser", "User Manager", "S-1-5-93-2-2", 1001)
 USERS = (
     ADMINISTRATOR,
