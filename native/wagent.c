@@ -24,6 +24,7 @@
 #define QUIET 250             /* ms that a stream others hold open stays silent before an exit counts */
 #define AFTER_HANDLER 2000    /* ms that a program may go on after its handler returned */
 #define INTERRUPTED 0xC000013Au
+#define CTRL_C 3
 
 typedef struct {
     USHORT Length, MaximumLength;
@@ -69,7 +70,7 @@ struct session {
     LONG credit;
     BOOL whole, exited, finished, closed;
     ULONGLONG last_heard;
-    HANDLE process, job, screen;
+    HANDLE process, job, keys, screen;
     HPCON console;
     struct stream output, errors;
     struct input input;
@@ -324,13 +325,97 @@ static void input_went(struct input *input, BOOL well)
     free_if_over(session);
 }
 
-static void take_input(struct session *session, const BYTE *data, DWORD size)
+/* ---- terminals ---- */
+
+/* What is asked of a console is done by a thread of its own: the console answers when what is on
+ * the screen has been read. */
+struct console_work {
+    HANDLE part;
+    COORD size;
+};
+
+static void ask_console(HANDLE part, LPTHREAD_START_ROUTINE what, COORD size)
+{
+    HANDLE self = GetCurrentProcess(), thread = NULL;
+    struct console_work *work = allocate(sizeof *work);
+    work->size = size;
+    if (DuplicateHandle(self, part, self, &work->part, 0, FALSE, DUPLICATE_SAME_ACCESS)) {
+        thread = CreateThread(NULL, 0, what, work, 0, NULL);
+        if (!thread)
+            CloseHandle(work->part);
+    }
+    if (thread)
+        CloseHandle(thread);
+    else
+        release(work);
+}
+
+static DWORD WINAPI set_size(void *context)
+{
+    struct console_work *work = context;
+    SHORT columns = work->size.X, rows = work->size.Y;
+    CONSOLE_SCREEN_BUFFER_INFO now;
+    if (GetConsoleScreenBufferInfo(work->part, &now)) {
+        SHORT width = min(columns, now.dwSize.X), height = min(rows, now.dwSize.Y);
+        SMALL_RECT smaller = {0, 0, (SHORT)(width - 1), (SHORT)(height - 1)};
+        SMALL_RECT window = {0, 0, (SHORT)(columns - 1), (SHORT)(rows - 1)};
+        SetConsoleWindowInfo(work->part, TRUE, &smaller);
+        SetConsoleScreenBufferSize(work->part, work->size);
+        SetConsoleWindowInfo(work->part, TRUE, &window);
+    }
+    CloseHandle(work->part);
+    release(work);
+    return 0;
+}
+
+static DWORD WINAPI press_ctrl_c(void *context)
+{
+    struct console_work *work = context;
+    INPUT_RECORD key = {.EventType = KEY_EVENT};
+    key.Event.KeyEvent.bKeyDown = TRUE;
+    key.Event.KeyEvent.wRepeatCount = 1;
+    key.Event.KeyEvent.wVirtualKeyCode = 'C';
+    key.Event.KeyEvent.uChar.UnicodeChar = CTRL_C;
+    key.Event.KeyEvent.dwControlKeyState = LEFT_CTRL_PRESSED;
+    DWORD written;
+    WriteConsoleInputW(work->part, &key, 1, &written);
+    key.Event.KeyEvent.bKeyDown = FALSE;
+    WriteConsoleInputW(work->part, &key, 1, &written);
+    CloseHandle(work->part);
+    release(work);
+    return 0;
+}
+
+/* Wine cannot resize a pseudo console, but anyone can who has its screen. */
+static void resize(struct session *session, DWORD columns, DWORD rows)
+{
+    if (session->screen && columns && rows && columns <= 1000 && rows <= 1000)
+        ask_console(session->screen, set_size, (COORD){(SHORT)columns, (SHORT)rows});
+}
+
+/* Wine's console ends when Ctrl+C comes as a character, so it comes as a key. */
+static DWORD without_ctrl_c(struct session *session, BYTE *data, DWORD size)
+{
+    DWORD left = 0;
+    for (DWORD i = 0; i < size; i++)
+        if (data[i] != CTRL_C)
+            data[left++] = data[i];
+    if (left < size) {
+        ask_console(session->keys, press_ctrl_c, (COORD){0, 0});
+        send_number(session->id, WINDOW, size - left);
+    }
+    return left;
+}
+
+static void take_input(struct session *session, BYTE *data, DWORD size)
 {
     struct input *input = &session->input;
     if (size > INPUT_WINDOW - input->filled) {
         send_failure(session->id, ERROR_INVALID_PARAMETER);
         return;
     }
+    if (session->keys)
+        size = without_ctrl_c(session, data, size);
     DWORD end = (input->start + input->filled) % INPUT_WINDOW;
     DWORD first = min(size, INPUT_WINDOW - end);
     CopyMemory(input->data + end, data, first);
@@ -430,6 +515,7 @@ static void free_if_over(struct session *session)
         drop(&session->output.pipe);
         drop(&session->errors.pipe);
         drop(&session->input.pipe);
+        drop(&session->keys);
         drop(&session->screen);
         drop(&session->process);
         drop(&session->job);
@@ -559,10 +645,11 @@ static BOOL open_screen(struct session *session, HANDLE theirs[3])
     theirs[0] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentIn", TRUE);
     theirs[1] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", TRUE);
     theirs[2] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", TRUE);
+    session->keys = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentIn", FALSE);
     session->screen = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", FALSE);
     drop(&connection);
     SetLastError(ERROR_INVALID_HANDLE);
-    return theirs[0] && theirs[1] && theirs[2] && session->screen;
+    return theirs[0] && theirs[1] && theirs[2] && session->keys && session->screen;
 }
 
 static BOOL connect_streams(struct session *session, BYTE flags, COORD size, HANDLE theirs[3])
@@ -886,53 +973,6 @@ static void job_changed(struct session *session, DWORD message, DWORD pid)
     finish_if_over(session);
 }
 
-/* ---- the size of a terminal ---- */
-
-struct sizing {
-    HANDLE screen;
-    COORD size;
-};
-
-static DWORD WINAPI set_size(void *context)
-{
-    struct sizing *wanted = context;
-    SHORT columns = wanted->size.X, rows = wanted->size.Y;
-    CONSOLE_SCREEN_BUFFER_INFO now;
-    if (GetConsoleScreenBufferInfo(wanted->screen, &now)) {
-        SHORT width = min(columns, now.dwSize.X), height = min(rows, now.dwSize.Y);
-        SMALL_RECT smaller = {0, 0, (SHORT)(width - 1), (SHORT)(height - 1)};
-        SMALL_RECT window = {0, 0, (SHORT)(columns - 1), (SHORT)(rows - 1)};
-        SetConsoleWindowInfo(wanted->screen, TRUE, &smaller);
-        SetConsoleScreenBufferSize(wanted->screen, wanted->size);
-        SetConsoleWindowInfo(wanted->screen, TRUE, &window);
-    }
-    CloseHandle(wanted->screen);
-    release(wanted);
-    return 0;
-}
-
-/* Wine cannot resize a pseudo console, but anyone can who has its screen. A thread of its own has
- * to: the console answers when what is on the screen has been read. */
-static void resize(struct session *session, DWORD columns, DWORD rows)
-{
-    HANDLE self = GetCurrentProcess();
-    if (!session->screen || !columns || !rows || columns > 1000 || rows > 1000)
-        return;
-    struct sizing *wanted = allocate(sizeof *wanted);
-    wanted->size = (COORD){(SHORT)columns, (SHORT)rows};
-    HANDLE thread = NULL;
-    if (DuplicateHandle(self, session->screen, self, &wanted->screen, 0, FALSE,
-                        DUPLICATE_SAME_ACCESS)) {
-        thread = CreateThread(NULL, 0, set_size, wanted, 0, NULL);
-        if (!thread)
-            CloseHandle(wanted->screen);
-    }
-    if (thread)
-        CloseHandle(thread);
-    else
-        release(wanted);
-}
-
 /* ---- requests without a program ---- */
 
 /* Changes to the registry: u8 root (0 the machine's, 1 the user's), u8 what (0 set, 1 remove the
@@ -1035,7 +1075,7 @@ static void list_processes(DWORD id)
 static void take_frame(struct frame *frame)
 {
     struct session *session = find(frame->session);
-    const BYTE *payload = frame->payload;
+    BYTE *payload = frame->payload;
     DWORD size = frame->size;
     switch (frame->type) {
     case START:
@@ -1112,13 +1152,20 @@ static BOOL any_ending(void)
     return any;
 }
 
+/* A program that crashes ends at once, with its code; Wine would start a debugger first. */
+static void start_no_debugger(void)
+{
+    static const WCHAR key[] = L"Software\\Microsoft\\Windows NT\\CurrentVersion\\AeDebug";
+    RegSetKeyValueW(HKEY_LOCAL_MACHINE, key, L"Debugger", REG_SZ, L"", sizeof(WCHAR));
+}
+
 void start(void)
 {
     requests = GetStdHandle(STD_INPUT_HANDLE);
     answers = GetStdHandle(STD_OUTPUT_HANDLE);
     SetHandleInformation(requests, HANDLE_FLAG_INHERIT, 0);
     SetHandleInformation(answers, HANDLE_FLAG_INHERIT, 0);
-    SetErrorMode(SEM_FAILCRITICALERRORS | SEM_NOOPENFILEERRORBOX | SEM_NOGPFAULTERRORBOX);
+    start_no_debugger();
     port = CreateIoCompletionPort(INVALID_HANDLE_VALUE, NULL, 0, 1);
     frame_taken = CreateEventW(NULL, FALSE, FALSE, NULL);
     HANDLE receiver = CreateThread(NULL, 0, receive, NULL, 0, NULL);

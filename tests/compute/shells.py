@@ -36,7 +36,7 @@ def standin_shell(folder: Path) -> Iterator[StandinShell]:
     command = [str(native_program(WINIT)), sys.executable, str(STANDIN)]
     placed = with_socket(folder / "run/agent.sock", command)
     process = subprocess.Popen(placed, stdin=subprocess.DEVNULL)
-    _until_listening(folder / "run/agent.sock")
+    until_listening(folder / "run/agent.sock")
     try:
         yield StandinShell(folder, process)
     finally:
@@ -44,7 +44,7 @@ def standin_shell(folder: Path) -> Iterator[StandinShell]:
         process.wait()
 
 
-def _until_listening(path: Path) -> None:
+def until_listening(path: Path) -> None:
     folder = os.open(path.parent, os.O_PATH)
     try:
         for _ in range(500):

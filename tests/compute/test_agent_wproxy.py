@@ -1,17 +1,17 @@
 """wproxy as conmon calls it, and under the real conmon, before a stand-in agent."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.compute.shells import StandinShell, standin_shell
+from tests.compute.supervision import Conmon, until
 from winpod.compute.agent import Program, Size
 from winpod.compute.native import WPROXY, native_program
 
@@ -22,13 +22,6 @@ MIB = 1 << 20
 def shell(tmp_path: Path) -> Iterator[StandinShell]:
     with standin_shell(tmp_path / "bundle") as running:
         yield running
-
-
-def until(what: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def create(shell: StandinShell, program: Program, **streams: int) -> subprocess.Popen[bytes]:
@@ -130,47 +123,8 @@ def test_another_call_is_refused(arguments: list[str]) -> None:
     assert b"usage: wproxy create" in done.stderr
 
 
-class Conmon:
-    """The real conmon with wproxy for its runtime."""
-
-    def __init__(self, shell: StandinShell, name: str = "one") -> None:
-        self.folder = shell.folder
-        self.name = name
-        self.log = self.folder / f"{name}.log"
-        self.answer: dict[str, object] = {}
-
-    def start(self, program: Program, *options: str) -> None:
-        (self.folder / "start").write_bytes(program.encode())
-        for name in ("exits", "sockets"):
-            (self.folder / name).mkdir(exist_ok=True)
-        read, write = os.pipe()
-        command = ["conmon", "--api-version", "1", "-c", self.name, "-u", self.name]
-        command += ["-n", self.name, "-r", str(native_program(WPROXY)), "-b", str(self.folder)]
-        command += ["-p", str(self.folder / "pid"), "-P", str(self.folder / "conmon.pid")]
-        command += ["--exit-dir", str(self.folder / "exits"), "-l", f"k8s-file:{self.log}"]
-        command += ["--socket-dir-path", str(self.folder / "sockets"), *options]
-        environment = {**os.environ, "_OCI_SYNCPIPE": str(write)}
-        subprocess.run(command, check=True, pass_fds=[write], env=environment, timeout=20)
-        os.close(write)
-        with os.fdopen(read) as answers:
-            self.answer = json.loads(answers.readline())
-
-    @property
-    def exit_file(self) -> Path:
-        return self.folder / "exits" / self.name
-
-    def control(self, line: str) -> None:
-        with (self.folder / "ctl").open("w") as file:
-            file.write(line)
-
-    def lines(self) -> list[tuple[str, str, str]]:
-        """Stream, tag and content of every line of the log."""
-        parts = [line.split(" ", 3) for line in self.log.read_text().splitlines()]
-        return [(one[1], one[2], one[3]) for one in parts]
-
-
 def test_conmon_logs_in_the_form_of_the_cri_and_outlives_its_starter(shell: StandinShell) -> None:
-    conmon = Conmon(shell)
+    conmon = Conmon(shell.folder)
     conmon.start(Program("wait", whole=True))
     pid = int(str(conmon.answer["data"]))
     assert pid == int((shell.folder / "pid").read_text())
@@ -184,7 +138,7 @@ def test_conmon_logs_in_the_form_of_the_cri_and_outlives_its_starter(shell: Stan
 
 
 def test_conmon_has_the_low_bits_and_exit32_all_of_them(shell: StandinShell) -> None:
-    conmon = Conmon(shell)
+    conmon = Conmon(shell.folder)
     conmon.start(Program(f"exit {0xC0000005}"))
     until(conmon.exit_file.exists)
     assert conmon.exit_file.read_text() == "5"
@@ -192,13 +146,13 @@ def test_conmon_has_the_low_bits_and_exit32_all_of_them(shell: StandinShell) -> 
 
 
 def test_conmon_passes_on_why_nothing_was_started(shell: StandinShell) -> None:
-    conmon = Conmon(shell)
+    conmon = Conmon(shell.folder)
     conmon.start(Program("fail 2"))
     assert conmon.answer == {"data": -1, "message": "A sentence.\n"}
 
 
 def test_a_log_is_rotated_while_the_program_writes(shell: StandinShell) -> None:
-    conmon = Conmon(shell)
+    conmon = Conmon(shell.folder)
     conmon.start(Program("wait", terminal=Size()), "-t", "-i")
     conmon.control("1 40 100\n")
     until(lambda: conmon.log.exists() and "100 40" in conmon.log.read_text())
@@ -212,7 +166,7 @@ def test_a_log_is_rotated_while_the_program_writes(shell: StandinShell) -> None:
 
 
 def test_a_client_attaches_through_conmon(shell: StandinShell) -> None:
-    conmon = Conmon(shell)
+    conmon = Conmon(shell.folder)
     conmon.start(Program("copy", stdin=True), "-i")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(str(shell.folder / "sockets/one/attach"))

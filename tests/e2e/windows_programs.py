@@ -47,10 +47,10 @@ def ninja() -> Path:
     return _once("ninja.exe", NINJA, lambda to: _download_wheel(NINJA, "win_amd64", to))
 
 
-def go_program(architecture: str = "amd64") -> Path:
-    source = SOURCES / "hello.go"
+def go_program(architecture: str = "amd64", name: str = "hello") -> Path:
+    source = SOURCES / f"{name}.go"
     return _once(
-        "hello-go.exe",
+        f"{name}-go.exe",
         source.read_text() + architecture,
         lambda to: _run(
             [_find("go", "/usr/local/go/bin"), "build", "-trimpath", "-o", str(to), str(source)],
@@ -63,6 +63,13 @@ def go_program(architecture: str = "amd64") -> Path:
     )
 
 
+def c_program(name: str) -> Path:
+    source = SOURCES / f"{name}.c"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-Os", "-s"]
+    command += ["-Wall", "-Wextra", "-Werror", str(source), "-o"]
+    return _once(f"{name}.exe", source.read_text(), lambda to: _run([*command, str(to)]))
+
+
 def zig_program() -> Path:
     source = SOURCES / "hello.zig"
     command = [sys.executable, "-m", "ziglang", "build-exe", str(source)]
@@ -70,6 +77,13 @@ def zig_program() -> Path:
     return _once(
         "hello-zig.exe", source.read_text(), lambda to: _run([*command, f"-femit-bin={to}"])
     )
+
+
+def crashing_program() -> Path:
+    source = SOURCES / "crash.c"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-Os"]
+    command += ["-nostdlib", "-ffreestanding", "-Wl,-e,start", str(source)]
+    return _once("crash.exe", source.read_text(), lambda to: _run([*command, "-o", str(to)]))
 
 
 def _once(name: str, decides: str, make: Make) -> Path:

@@ -1,0 +1,57 @@
+"""The real conmon with wproxy for its runtime, as tests start it."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from winpod.compute.agent import Program
+from winpod.compute.native import WPROXY, native_program
+
+
+def until(what: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class Conmon:
+    """The real conmon with wproxy for its runtime."""
+
+    def __init__(self, folder: Path, name: str = "one") -> None:
+        self.folder = folder
+        self.name = name
+        self.log = self.folder / f"{name}.log"
+        self.answer: dict[str, object] = {}
+
+    def start(self, program: Program, *options: str) -> None:
+        (self.folder / "start").write_bytes(program.encode())
+        for name in ("exits", "sockets"):
+            (self.folder / name).mkdir(exist_ok=True)
+        read, write = os.pipe()
+        command = ["conmon", "--api-version", "1", "-c", self.name, "-u", self.name]
+        command += ["-n", self.name, "-r", str(native_program(WPROXY)), "-b", str(self.folder)]
+        command += ["-p", str(self.folder / "pid"), "-P", str(self.folder / "conmon.pid")]
+        command += ["--exit-dir", str(self.folder / "exits"), "-l", f"k8s-file:{self.log}"]
+        command += ["--socket-dir-path", str(self.folder / "sockets"), *options]
+        environment = {**os.environ, "_OCI_SYNCPIPE": str(write)}
+        subprocess.run(command, check=True, pass_fds=[write], env=environment, timeout=20)
+        os.close(write)
+        with os.fdopen(read) as answers:
+            self.answer = json.loads(answers.readline())
+
+    @property
+    def exit_file(self) -> Path:
+        return self.folder / "exits" / self.name
+
+    def control(self, line: str) -> None:
+        with (self.folder / "ctl").open("w") as file:
+            file.write(line)
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Stream, tag and content of every line of the log."""
+        parts = [line.split(" ", 3) for line in self.log.read_text().splitlines()]
+        return [(one[1], one[2], one[3]) for one in parts]
