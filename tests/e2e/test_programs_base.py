@@ -44,6 +44,8 @@ def layer(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "app/Hello-Go.exe": programs.go_program(),
         "app/hello-zig.exe": programs.zig_program(),
         "app/absent.bat": f"@echo off\r\n{absent}\r\nexit /b 0\r\n",
+        "app/crash.exe": programs.crashing_program(),
+        "app/crash.bat": "@C:\\app\\crash.exe\r\n@echo %ERRORLEVEL%\r\n",
         "app/hello-386.exe": programs.go_program("386"),
     }
     return unpack_content(base, content, tmp_path_factory.mktemp("layer"))
@@ -130,6 +132,14 @@ def test_a_container_has_the_user_of_windows_containers(start: Callable[..., Con
     done = start().run("cmd", "/c", "echo %USERNAME% %USERPROFILE%& if exist Z: echo Z:")
     name = "ContainerAdministrator"
     assert done.output.strip() == rf"{name} C:\users\{name}"
+
+
+def test_a_program_that_crashes_ends_with_the_code_of_its_crash(
+    start: Callable[..., Container],
+) -> None:
+    done = start().run("cmd", "/c", r"C:\app\crash.bat", seconds=20)
+    assert not done.timed_out
+    assert done.output.splitlines()[-1] == str(0xC0000005 - (1 << 32))
 
 
 def test_absent_programs_say_so_and_fail(base: Base, start: Callable[..., Container]) -> None:

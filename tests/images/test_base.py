@@ -253,6 +253,8 @@ def test_a_prefix_is_settled(tmp_path: Path) -> None:
     assert not registry.system.has_key(rf"{services}\{SERVICES_OFF[0]}")
     for user in (registry.user, registry.default_user):
         assert user.value(r"Software\Wine\Drivers", "Graphics") == Value.text("null")
+    debugger = r"Software\Microsoft\Windows NT\CurrentVersion\AeDebug"
+    assert registry.system.value(debugger, "Debugger") == Value.text("")
     assert [drive.name for drive in (prefix / "dosdevices").iterdir()] == ["c:"]
     assert (prefix / ".update-timestamp").read_text() == "disable\n"
     assert not (prefix / "wineserver").exists()

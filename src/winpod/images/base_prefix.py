@@ -7,6 +7,7 @@ registry, and programs that only pretend are replaced by ones that say so.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from winpod.images.base_container import run_contained
 from winpod.images.base_errors import BaseFailed
 from winpod.images.base_recipe import (
     ABSENT,
+    MACHINE_VALUES,
     SERVICES_OFF,
+    USER_VALUES,
     WINDOWS_FILES,
     WINE,
     ZLIB,
     absent_sentence,
 )
-from winpod.images.wine_registry import Value, WineRegistry
+from winpod.images.wine_registry import RegistryFile, Value, WineRegistry
 
 TIMEOUT = 300.0
 UPDATES = ".update-timestamp"
@@ -64,9 +67,9 @@ def settle_prefix(prefix: Path) -> None:
         key = rf"System\CurrentControlSet\Services\{service}"
         if registry.system.has_key(key):
             registry.system.set(key, {"Start": Value.dword(_DISABLED)})
-    drivers = {"Graphics": Value.text("null"), "Audio": Value.text("")}
+    _set_texts(registry.system, MACHINE_VALUES)
     for user in (registry.user, registry.default_user):
-        user.set(r"Software\Wine\Drivers", drivers)
+        _set_texts(user, USER_VALUES)
     for name, content in registry.files().items():
         (prefix / name).write_bytes(content)
     (prefix / UPDATES).write_text("disable\n")
@@ -74,6 +77,11 @@ def settle_prefix(prefix: Path) -> None:
         if drive.name != "c:":
             drive.unlink()
     (prefix / "wineserver").unlink(missing_ok=True)  # where the server listened that made it
+
+
+def _set_texts(file: RegistryFile, values: Mapping[str, Mapping[str, str]]) -> None:
+    for key, texts in values.items():
+        file.set(key, {name: Value.text(text) for name, text in texts.items()})
 
 
 def replace_absent(rootfs: Path, drive_c: Path) -> list[str]:

@@ -79,6 +79,18 @@ SERVICES_OFF = (
 )
 """Services that serve devices no container has, or that Wine only pretends to have."""
 
+MACHINE_VALUES = {
+    r"Software\Microsoft\Windows NT\CurrentVersion\AeDebug": {"Debugger": ""},
+    r"Software\Wow6432Node\Microsoft\Windows NT\CurrentVersion\AeDebug": {"Debugger": ""},
+}
+"""A program that crashes ends: Wine's debugger would wait for someone to close its window."""
+
+USER_VALUES = {r"Software\Wine\Drivers": {"Graphics": "null", "Audio": ""}}
+"""No screen and no sound are looked for."""
+
+REVISION = 1
+"""Raised when a step of the build does something else than before."""
+
 USER = "ContainerAdministrator"
 """The user of Windows containers; Wine names its user as Linux names the owner of the prefix."""
 
