@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from winpod import __version__
-from winpod.cli import base, check, image, images, pull, rmi
+from winpod.cli import base, check, image, images, pull, rmi, run, runtime
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
@@ -26,6 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("check")(check.command)
+app.command("run")(run.command)
+app.command("runtime")(runtime.command)
 app.add_typer(image.app, name="image")
 app.command("pull")(pull.command)
 app.command("images")(images.command)

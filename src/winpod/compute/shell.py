@@ -74,7 +74,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
                 ("bounding", "effective", "permitted", "inheritable", "ambient"), nothing
             ),
         },
-        "root": {"path": str(shell.rootfs), "readonly": True},
+        "root": {"path": str(shell.rootfs.resolve()), "readonly": True},
         "mounts": [*_own_mounts(shell), *map(_pod_mount, shell.mounts)],
         "linux": {
             "namespaces": [

@@ -1,0 +1,64 @@
+"""`winpod runtime`: the container runtime, for kubelet, crictl and everybody who speaks CRI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from winpod.cli.pull import Root
+from winpod.cri.local import SOCKET, Place, assembled
+from winpod.images.config import read_config
+from winpod.windows.builds import parse_build
+
+_log = logging.getLogger("winpod")
+
+
+def command(
+    socket: Annotated[
+        Path, typer.Option("--socket", metavar="PATH", help="The Unix socket to listen on.")
+    ] = SOCKET,
+    tcp: Annotated[
+        str,
+        typer.Option(
+            "--tcp", metavar="HOST:PORT", help="Listen here too, for clients that run on Windows."
+        ),
+    ] = "",
+    host_build: Annotated[
+        str,
+        typer.Option(
+            "--host-build", metavar="BUILD", help="The Windows build of the node: 2022, 10.0.17763."
+        ),
+    ] = "",
+    cni: Annotated[
+        Path | None,
+        typer.Option(
+            "--cni", metavar="DIR", help="CNI configurations to use, such as /etc/cni/net.d."
+        ),
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Run Windows containers for whoever speaks CRI v1, under process isolation.
+
+    Containers go on when it stops, and it finds them again when it starts.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config = read_config()
+    host = parse_build(host_build) if host_build else config.host_build
+    place = Place(root or config.root, host, cni, config.images)
+    asyncio.run(_serve(place, [f"unix:{socket}", *([tcp] if tcp else [])]))
+
+
+async def _serve(place: Place, addresses: list[str]) -> None:
+    async with assembled(place) as server:
+        await server.start(*addresses)
+        _log.info("%s at %s", place.host.describe(), ", ".join(addresses))
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        await stopped.wait()
+        await server.stop()

@@ -1,0 +1,74 @@
+"""The runtime of this machine, put together: one process has it at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winpod.compute.wine import WineBackend
+from winpod.cri.server import Parts, Server
+from winpod.cri.state import State
+from winpod.images.base import find_base
+from winpod.images.config import ImageSettings
+from winpod.images.pull import Puller
+from winpod.images.store import Store
+from winpod.images.store_lock import FileLock
+from winpod.network.cni import Cni
+from winpod.network.namespaces import Namespaces
+from winpod.network.plugins import DEFAULT_DIRECTORIES
+from winpod.network.sandboxes import SandboxNetworks
+from winpod.windows.builds import Build
+from winpod.windows.errors import NotFound, Unavailable
+
+SOCKET = Path("/run/winpod/winpod.sock")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a runtime keeps what it has. `cni` holds the networks; an empty one gets a default."""
+
+    root: Path
+    host: Build
+    cni: Path | None = None
+    images: ImageSettings = field(default_factory=ImageSettings)
+
+    @property
+    def own(self) -> Path:
+        return self.root / "runtime"
+
+
+class RuntimeBusy(Unavailable):
+    """Somebody else has the runtime's state open."""
+
+
+@asynccontextmanager
+async def assembled(place: Place) -> AsyncIterator[Server]:
+    base = find_base(place.root)
+    if base is None:
+        raise NotFound(
+            f"There is no Wine base in {place.root}, and no Windows program runs without one.",
+            "Build it, once: winpod base build",
+        )
+    place.own.mkdir(parents=True, exist_ok=True)
+    lock = FileLock.try_take(place.own / "lock")
+    if lock is None:
+        raise RuntimeBusy(f"Another winpod runs containers in {place.root} at the moment.")
+    try:
+        state = State(place.own / "state.db")
+        networks = _networks(place)
+        backend = WineBackend(place.own, base, networks.namespaces.path)
+        with Store(place.root, host=place.host) as store:
+            async with Puller(store, place.images) as puller:
+                yield Server(Parts(state, store, puller, backend, networks, place.host))
+        state.close()
+    finally:
+        lock.release()
+
+
+def _networks(place: Place) -> SandboxNetworks:
+    cni = Cni(place.cni or place.own / "cni/net.d", DEFAULT_DIRECTORIES, place.own / "cni/cache")
+    if place.cni is None:
+        cni.write_default(leases=place.own / "cni/leases")
+    return SandboxNetworks(Namespaces(place.own / "netns"), cni)
