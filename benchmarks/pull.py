@@ -108,7 +108,8 @@ def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> Taken:
             _run([*pull, "--platform", "windows/amd64", name])
             clock = time.perf_counter() - start
 
-    return Taken(clock, measure(work).cpu)
+    cpu = measure(work).cpu
+    return Taken(clock, cpu)
 
 
 @contextmanager
