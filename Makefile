@@ -6,16 +6,27 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
 
-.PHONY: demo test lint unit e2e bench docs proto lock clean
+.PHONY: demo demo-run test lint unit e2e bench docs proto lock clean
 
 demo: $(READY)
-	@rm -rf $(DEMO)
+	@rm -rf $(DEMO)/images
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/pack-images $(DEMO)/images
 	$(BIN)/winpod image show oci:$(DEMO)/images:registry.example/sdk:2.1
 	$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-1/nodes.yaml \
 	  -f examples/story-1/classes.yaml -f examples/story-1/pods.yaml
 	$(BIN)/winpod check --layout $(DEMO)/images --nodes examples/story-2/nodes.yaml \
 	  -f examples/story-2/classes.yaml -f examples/story-2/pods.yaml || true
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory demo-run; else \
+	  echo "As root this would also run a Windows program: sudo make demo"; fi
+
+# In a network of its own, so that the demo leaves nothing in this machine's.
+demo-run: $(READY)
+	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables
+	$(BIN)/winpod base build --root $(CURDIR)/$(DEMO)/root
+	unshare --net $(BIN)/winpod run --root $(CURDIR)/$(DEMO)/root \
+	  oci:$(DEMO)/images:registry.example/web:1.0
+	unshare --net $(BIN)/winpod run --root $(CURDIR)/$(DEMO)/root --host-build 2019 \
+	  oci:$(DEMO)/images:registry.example/legacy:1.0
 
 test: lint unit
 
@@ -31,7 +42,8 @@ unit: $(READY)
 	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
 
 e2e: $(READY)
-	tools/debian-packages openssl
+	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
+	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl
 	$(BIN)/pytest tests/e2e
 
 bench: $(READY)
