@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import random
 import signal
+import struct
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -386,6 +388,36 @@ async def test_processes_are_listed_with_their_use(shell: Shell) -> None:
         assert found[running.pid].working_set > MIB
         assert any(one.name == "wagent.exe" for one in found.values())
         assert sum(one.user_seconds + one.kernel_seconds for one in found.values()) > 0
+
+
+async def test_no_frame_however_broken_ends_the_agent(shell: Shell) -> None:
+    chance = random.Random(4)
+    whole = {
+        1: Program("cmd /c exit", environment={"A": "b"}).encode(),
+        7: RegistryChange("Software\\broken", "value", b"1\0").encode(),
+    }
+    for _ in range(400):
+        kind = chance.randrange(1, 32)
+        payload = bytearray(whole.get(kind, chance.randbytes(chance.randrange(12))))
+        for _ in range(chance.randrange(3)):
+            if payload:
+                payload[chance.randrange(len(payload))] = chance.choice((0, 1, 127, 255))
+        cut = bytes(payload[: chance.randrange(len(payload) + 1)])
+        _, writer = await asyncio.open_unix_connection(shell.agent.path)
+        writer.write(struct.pack("<IB", len(cut), kind) + cut)
+        await writer.drain()
+        writer.close()
+    await asyncio.wait_for(shell.agent.ping(), 30)
+    assert (await run(shell, "cmd /c echo well")).output == b"well\r\n"
+
+
+async def test_a_client_that_sends_more_than_it_may_is_told(shell: Shell) -> None:
+    async with await shell.agent.start(
+        Program("C:\\app\\launched.exe sleep", stdin=True)
+    ) as running:
+        running._window = 1 << 30
+        with pytest.raises(WindowsError, match="parameter"):
+            await asyncio.gather(running.write(b"x" * (1 << 20)), running.wait())
 
 
 async def test_nothing_in_the_container_leads_to_the_socket(shell: Shell) -> None:

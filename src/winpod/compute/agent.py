@@ -18,7 +18,7 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 
 from winpod.compute.errors import AgentGone, AgentMisspoke, WindowsError
-from winpod.windows.errors import InvalidInput
+from winpod.windows.errors import InvalidInput, WinpodError
 
 MAX_FRAME = 512 << 10
 MAX_TEXT = 32766
@@ -155,6 +155,7 @@ class Running:
         self._room = asyncio.Event()
         self._room.set()
         self._code: int | None = None
+        self._lost: WinpodError | None = None
 
     async def __aenter__(self) -> Running:
         return self
@@ -164,21 +165,26 @@ class Running:
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
         """What the program writes, in the order it came, until it has exited. For one reader."""
-        while self._code is None:
-            kind, payload = await self._connection.receive()
-            match kind:
-                case Frame.OUTPUT | Frame.ERRORS:
-                    yield Stream(kind), payload
-                case Frame.WINDOW:
-                    self._window = min(self._window + _number(payload), INPUT_WINDOW)
-                    self._room.set()
-                case Frame.EXIT:
-                    self._code = _number(payload)
-                    self._room.set()
-                case Frame.FAILED:
-                    raise _failure(payload)
-                case _:
-                    raise AgentMisspoke(f"A program's frame of type {kind} means nothing.")
+        try:
+            while self._code is None:
+                kind, payload = await self._connection.receive()
+                match kind:
+                    case Frame.OUTPUT | Frame.ERRORS:
+                        yield Stream(kind), payload
+                    case Frame.WINDOW:
+                        self._window = min(self._window + _number(payload), INPUT_WINDOW)
+                        self._room.set()
+                    case Frame.EXIT:
+                        self._code = _number(payload)
+                    case Frame.FAILED:
+                        raise _failure(payload)
+                    case _:
+                        raise AgentMisspoke(f"A program's frame of type {kind} means nothing.")
+        except WinpodError as error:
+            self._lost = error
+            raise
+        finally:
+            self._room.set()
 
     async def wait(self) -> int:
         """The exit code, 32 bits without a sign. What is written meanwhile is dropped."""
@@ -189,6 +195,8 @@ class Running:
     async def write(self, data: bytes) -> None:
         """Waits until the program has taken enough of it, which `output` hears of."""
         while data and self._code is None:
+            if self._lost:
+                raise self._lost
             if not self._window:
                 self._room.clear()
                 await self._room.wait()
@@ -241,7 +249,7 @@ class Agent:
                 code = await running.wait()
             finally:
                 feeding.cancel()
-                with contextlib.suppress(asyncio.CancelledError, AgentGone):
+                with contextlib.suppress(asyncio.CancelledError, WinpodError):
                     await feeding
         return Finished(code, bytes(kept[Stream.OUTPUT]), bytes(kept[Stream.ERRORS]))
 
