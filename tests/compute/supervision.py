@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from winpod.compute.agent import Program
 from winpod.compute.native import WPROXY, native_program
@@ -28,6 +31,8 @@ class Conmon:
         self.answer: dict[str, object] = {}
 
     def start(self, program: Program, *options: str) -> None:
+        if not shutil.which("conmon"):
+            pytest.fail("conmon is needed: apt-get install conmon")
         (self.folder / "start").write_bytes(program.encode())
         for name in ("exits", "sockets"):
             (self.folder / name).mkdir(exist_ok=True)
