@@ -115,7 +115,15 @@ def control_groups(names: list[str]) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("step", "delay"),
-    [*((step.name, 0.0) for step in STEPS), (bases.PACKAGES.name, 0.5), (bases.PREFIX.name, 2.0)],
+    [
+        *((step.name, 0.0) for step in STEPS),
+        (bases.PACKAGES.name, 0.5),
+        (bases.LIBRARIES.name, 0.03),
+        (bases.LIBRARIES.name, 0.08),
+        (bases.LIBRARIES.name, 0.15),
+        (bases.PREFIX.name, 0.05),
+        (bases.PREFIX.name, 2.0),
+    ],
 )
 def test_a_killed_build_leaves_nothing(step: str, delay: float, root: Path, stand_in: Path) -> None:
     assert not stand_in.exists()

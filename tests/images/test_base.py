@@ -12,7 +12,7 @@ import pytest
 
 from tests.images.windows_files import program
 from winpod.images import base as bases
-from winpod.images import base_packages, base_prefix, base_slim
+from winpod.images import base_container, base_packages, base_prefix, base_slim
 from winpod.images.base import (
     Base,
     build_base,
@@ -179,6 +179,19 @@ def test_missing_tools_are_named_by_their_packages(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(ToolMissing, match="apt-get install mmdebstrap runc"):
         require_tools({"mmdebstrap": "mmdebstrap", "runc": "runc"})
+
+
+def test_control_groups_of_a_killed_runtime_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_container, "CONTROL_GROUPS", tmp_path / "cgroup")
+    (tmp_path / "cgroup/memory/winpod-base-x1").mkdir(parents=True)
+    (tmp_path / "cgroup/winpod-base-x1").mkdir()
+    (tmp_path / "cgroup/winpod-base-other").mkdir()
+    (tmp_path / "container-x1/state").mkdir(parents=True)
+    base_container.remove_bundle(tmp_path / "container-x1")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"cgroup", "cgroup/memory", "cgroup/winpod-base-other"}
 
 
 # The steps of a build

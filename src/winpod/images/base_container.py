@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from winpod.images.base_errors import ToolMissing
 
 MEMORY = 2 << 30
 PROCESSES = 256
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_PATIENCE = 2.0
 _RUNTIMES = ("runc", "crun")
 _TEMPORARY = ("nosuid", "nodev", "mode=1777", "size=256m")
 ENVIRONMENT = {
@@ -65,7 +68,7 @@ def run_contained(
 ) -> Result:
     """Runs a command in a read-only tree, in the drive C: of a prefix, and waits for its end."""
     bundle = Path(tempfile.mkdtemp(prefix="container-", dir=workspace))
-    name = f"winpod-base-{bundle.name.removeprefix('container-')}"
+    name = _name_of(bundle)
     spec = container_spec(rootfs, prefix, command, name, {**ENVIRONMENT, **(environment or {})})
     (bundle / "config.json").write_text(json.dumps(spec))
     runtime = [_runtime(), "--root", str(bundle / "state")]
@@ -94,7 +97,28 @@ def remove_bundle(bundle: Path) -> None:
     for state in (bundle / "state").glob("*"):
         command = [_runtime(), "--root", str(bundle / "state"), "delete", "--force", state.name]
         subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    for place in (CONTROL_GROUPS, *CONTROL_GROUPS.glob("*/")):
+        _remove_group(place / _name_of(bundle))
     shutil.rmtree(bundle, ignore_errors=True)
+
+
+def _name_of(bundle: Path) -> str:
+    return bundle.name.replace("container-", "winpod-base-", 1)
+
+
+def _remove_group(group: Path) -> None:
+    """A runtime that was killed while it started a container has not noted what it made.
+
+    Killed processes leave a group only after a moment.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while group.is_dir():
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
 
 def container_spec(
