@@ -229,3 +229,27 @@ async def test_an_exec_that_takes_too_long_is_ended(node: Node, home: Path, regi
         request = api.ExecSyncRequest(container_id=container, cmd=list(line), timeout=1)
         with pytest.raises(RemoteError, match="took too long"):
             await client.call("ExecSync", request)
+
+
+def limit(controller: str, container: str, name: str) -> int:
+    return int(Path(f"/sys/fs/cgroup/{controller}/winpod/{container}/{name}").read_text())
+
+
+async def test_limits_are_set_and_changed_while_the_container_runs(
+    node: Node, home: Path, registry: str
+) -> None:
+    async with node as client:
+        image = await pulled(client, home, registry)
+        sandbox = await run_sandbox(client)
+        asked = api.WindowsContainerResources(cpu_count=1, memory_limit_in_bytes=512 << 20)
+        windows = api.WindowsContainerConfig(resources=asked)
+        line = ("cmd", "/c", "ping -n 100 127.0.0.1 >nul")
+        container = await create_with(client, sandbox, image, line, "app", {"windows": windows})
+        await start(client, container)
+        assert limit("memory", container, "memory.limit_in_bytes") == 512 << 20
+        assert limit("cpu", container, "cpu.cfs_quota_us") == 100_000
+        assert limit("pids", container, "pids.max") > 0
+        more = api.WindowsContainerResources(memory_limit_in_bytes=768 << 20)
+        change = api.UpdateContainerResourcesRequest(container_id=container, windows=more)
+        await client.call("UpdateContainerResources", change)
+        assert limit("memory", container, "memory.limit_in_bytes") == 768 << 20
