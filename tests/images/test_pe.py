@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.images.windows_files import MARK, SECTION_ALIGNMENT, program
@@ -59,6 +59,7 @@ def test_what_cannot_be_made_smaller_safely_is_left_alone(data: bytes) -> None:
     assert without_debugging(data) == data
 
 
+@settings(max_examples=1000)
 @given(st.binary(max_size=64), st.integers(0, 0x400))
 def test_a_damaged_file_is_no_error(noise: bytes, place: int) -> None:
     whole = bytearray(program({**CODE, **DEBUGGING}))

@@ -56,8 +56,8 @@ def machine_of(program: Path) -> int | None:
 def without_debugging(data: bytes) -> bytes:
     """The same program without the sections and symbols that only a debugger reads.
 
-    A file with data after its last section, or with a section after its debugging data, is given
-    back as it is.
+    What follows the last section goes too, symbols and their names. A file that has a section after
+    its debugging data, or headers that contradict themselves, is given back as it is.
     """
     header = _read_header(data)
     if header is None or len(data) < header.table + header.sections * _SECTION.size:
@@ -70,9 +70,11 @@ def without_debugging(data: bytes) -> bytes:
     kept = sections[: debugging.index(True)] if True in debugging else sections
     if not all(debugging[len(kept) :]) or not kept:
         return data
-    end = max(int(s[4]) + int(s[3]) for s in kept if s[4]) if any(s[4] for s in kept) else 0
-    end = max(end, _number(data, header.optional + _SIZE_OF_HEADERS))
-    if len(kept) == len(sections) and not header.symbols:
+    headers = _number(data, header.optional + _SIZE_OF_HEADERS)
+    end = max(headers, *(int(s[4]) + int(s[3]) for s in kept if s[4]), 0)
+    table_end = header.table + len(sections) * _SECTION.size
+    nothing_to_do = len(kept) == len(sections) and not header.symbols
+    if nothing_to_do or not table_end <= end <= len(data):
         return data
     alignment = max(1, _number(data, header.optional + _SECTION_ALIGNMENT))
     in_memory = max(int(s[2]) + max(int(s[1]), int(s[3])) for s in kept)
@@ -80,6 +82,8 @@ def without_debugging(data: bytes) -> bytes:
     struct.pack_into("<H", result, header.offset + 6, len(kept))
     struct.pack_into("<II", result, header.offset + 12, 0, 0)
     size = -(-in_memory // alignment) * alignment
+    if size >= 1 << 32:
+        return data
     struct.pack_into("<I", result, header.optional + _SIZE_OF_IMAGE, size)
     struct.pack_into("<I", result, header.optional + _CHECKSUM, 0)
     gone = (len(sections) - len(kept)) * _SECTION.size
