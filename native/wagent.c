@@ -1152,20 +1152,12 @@ static BOOL any_ending(void)
     return any;
 }
 
-/* A program that crashes ends at once, with its code; Wine would start a debugger first. */
-static void start_no_debugger(void)
-{
-    static const WCHAR key[] = L"Software\\Microsoft\\Windows NT\\CurrentVersion\\AeDebug";
-    RegSetKeyValueW(HKEY_LOCAL_MACHINE, key, L"Debugger", REG_SZ, L"", sizeof(WCHAR));
-}
-
 void start(void)
 {
     requests = GetStdHandle(STD_INPUT_HANDLE);
     answers = GetStdHandle(STD_OUTPUT_HANDLE);
     SetHandleInformation(requests, HANDLE_FLAG_INHERIT, 0);
     SetHandleInformation(answers, HANDLE_FLAG_INHERIT, 0);
-    start_no_debugger();
     port = CreateIoCompletionPort(INVALID_HANDLE_VALUE, NULL, 0, 1);
     frame_taken = CreateEventW(NULL, FALSE, FALSE, NULL);
     HANDLE receiver = CreateThread(NULL, 0, receive, NULL, 0, NULL);

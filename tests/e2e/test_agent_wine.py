@@ -32,13 +32,13 @@ MIB = 1 << 20
 ACCESS_VIOLATION = 0xC0000005
 INTERRUPTED = 0xC000013A
 NODE_SIGNALS = """
-console.log('waiting');
 for (const name of ['SIGHUP', 'SIGINT', 'SIGTERM', 'SIGBREAK'])
   process.on(name, () => {
     console.log('heard', name);
     setTimeout(() => { console.log('bye'); process.exit(9); }, 200);
   });
 setInterval(() => {}, 1000);
+console.log('waiting');
 """
 
 
@@ -211,7 +211,6 @@ async def test_a_stop_is_heard_and_may_be_answered(
     async with await shell.agent.start(program) as running:
         heard = Heard(running)
         await heard.until(b"waiting")
-        await asyncio.sleep(0.2)
         await running.signal(Signal.SHUTDOWN)
         assert await heard.rest() == words
         assert await running.wait() == code
@@ -231,7 +230,6 @@ async def test_ctrl_c_and_ctrl_break_are_heard(
 ) -> None:
     running, heard = await start(shell, line)
     async with running:
-        await asyncio.sleep(0.2)
         await running.signal(sent)
         assert (await heard.rest())[1:] == [word, "bye"]
 
