@@ -38,16 +38,21 @@ lint: $(READY)
 
 unit: $(READY)
 	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
-	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc mmdebstrap
+	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc conmon \
+	  mmdebstrap
 	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
-	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl
+	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils
 	$(BIN)/pytest tests/e2e
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.check
+	$(BIN)/python -m benchmarks.unpack
+	tools/debian-packages docker-registry containerd mmdebstrap runc
+	$(BIN)/python -m benchmarks.pull
+	$(BIN)/python -m benchmarks.base
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md

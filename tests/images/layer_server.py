@@ -1,8 +1,10 @@
 """A stand-in for a registry that serves ranges of blobs, and can be told how to spoil one."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -50,18 +52,29 @@ def part(content: bytes, start: int, end: int) -> web.Response:
     return web.Response(status=206, body=content[start:end], headers=headers)
 
 
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
 async def broken_off(
-    request: web.Request, content: bytes, start: int, end: int
+    request: web.Request, content: bytes, start: int, end: int, kept: Path
 ) -> web.StreamResponse:
-    """An answer that promises all and ends in the middle of a line, as when a server dies."""
+    """An answer that promises all and ends when the client has kept some, as when a server dies.
+
+    A client may drop what it has not taken when the connection ends, so it is given the time.
+    """
     response = web.StreamResponse(status=206 if start else 200)
     response.content_length = len(content) - start
     if start:
         response.headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
     await response.prepare(request)
     await response.write(content[start:end])
+    for _ in range(1000):
+        if end >= len(content) or _size(kept) >= end:
+            break
+        await asyncio.sleep(0.02)
     if request.transport:
-        request.transport.close()  # what was written still arrives
+        request.transport.abort()
     return response
 
 

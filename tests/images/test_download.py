@@ -75,7 +75,8 @@ async def test_a_connection_that_dies_is_taken_up_where_it_broke(store: Store) -
 
     async def dies(request: web.Request, content: bytes, start: int) -> web.StreamResponse | None:
         end = next(breaks, None)
-        return await broken_off(request, content, start, end) if end else None
+        kept = store.blob_path(DIGEST)
+        return await broken_off(request, content, start, end, kept) if end else None
 
     async with serving(IMAGE, dies, DIGEST) as (server, address):
         assert is_whole(store, await pull_from(store, address))
@@ -90,7 +91,9 @@ async def test_a_connection_that_dies_is_taken_up_where_it_broke(store: Store) -
 
 async def test_a_connection_that_gets_on_a_little_is_never_given_up(store: Store) -> None:
     async def dies(request: web.Request, content: bytes, start: int) -> web.StreamResponse:
-        return await broken_off(request, content, start, start + SIZE // 12)
+        return await broken_off(
+            request, content, start, start + SIZE // 12, store.blob_path(DIGEST)
+        )
 
     async with serving(IMAGE, dies, DIGEST) as (server, address):
         assert is_whole(store, await pull_from(store, address))
@@ -121,7 +124,7 @@ async def test_a_server_that_knows_no_ranges_is_read_from_the_start(store: Store
 
     async def plain(request: web.Request, content: bytes, start: int) -> web.StreamResponse:
         if next(first) == 0:
-            return await broken_off(request, content, start, SIZE // 2)
+            return await broken_off(request, content, start, SIZE // 2, store.blob_path(DIGEST))
         return web.Response(body=content)
 
     async with serving(IMAGE, plain, DIGEST) as (server, address):
@@ -133,7 +136,7 @@ async def test_a_server_that_knows_no_ranges_is_read_from_the_start(store: Store
 async def test_a_server_that_gives_another_range_is_not_believed(store: Store, status: int) -> None:
     async def elsewhere(request: web.Request, content: bytes, start: int) -> web.StreamResponse:
         if start == 0:
-            return await broken_off(request, content, start, SIZE // 2)
+            return await broken_off(request, content, start, SIZE // 2, store.blob_path(DIGEST))
         return part(content, start + 1, SIZE) if status == 206 else web.Response(status=416)
 
     async with serving(IMAGE, elsewhere, DIGEST) as (_, address):
@@ -204,7 +207,7 @@ async def test_a_mirror_that_dies_is_followed_by_the_next_where_it_ended(
         if dead.is_set():
             return web.Response(status=503)
         dead.set()
-        return await broken_off(request, content, start, SIZE // 2)
+        return await broken_off(request, content, start, SIZE // 2, store.blob_path(DIGEST))
 
     async with serving(IMAGE, dies, DIGEST) as (_, mirror), serving(IMAGE) as (origin, address):
         hosts = f'server = "http://{address}"\n[host."http://{mirror}"]\n'

@@ -729,7 +729,8 @@ def test_unpackers_do_not_outlive_a_pull_that_is_killed(tmp_path: Path) -> None:
     large = large_layer(2)
 
     async def half(request: web.Request, content: bytes, start: int) -> web.StreamResponse:
-        return await broken_off(request, content, start, len(content) // 2)
+        kept = tmp_path / "ingest/blobs" / large.descriptor.digest.replace(":", "-")
+        return await broken_off(request, content, start, len(content) // 2, kept)
 
     async def scenario() -> None:
         image = bundle(two_builds(large))
