@@ -99,17 +99,10 @@ def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Readable:
-    """Chunks as zstandard wants them. What it asks for at a time is a hint only."""
+    """Chunks as zstandard wants them. How much it asks for at a time is a hint only."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._left = b""
+        self._chunks = filter(None, chunks)
 
-    def read(self, size: int) -> bytes:
-        while not self._left:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return b""
-            self._left = chunk
-        piece, self._left = self._left[:size], self._left[size:]
-        return piece
+    def read(self, _size: int) -> bytes:
+        return next(self._chunks, b"")
