@@ -39,8 +39,8 @@ lint: $(READY)
 unit: $(READY)
 	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
 	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc conmon \
-	  mmdebstrap
-	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90
+	  mmdebstrap zstd
+	$(BIN)/pytest --cov --cov-report=term --cov-fail-under=90 --durations=15
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
@@ -50,7 +50,7 @@ e2e: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.check
 	$(BIN)/python -m benchmarks.unpack
-	tools/debian-packages docker-registry containerd mmdebstrap runc
+	tools/debian-packages docker-registry containerd pigz zstd mmdebstrap runc
 	$(BIN)/python -m benchmarks.pull
 	$(BIN)/python -m benchmarks.base
 
