@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from tests.images.dying import killed_at_every_change
+from tests.images.layer_archives import archive, file, folder, hard_link, link
 from tests.images.layer_server import broken_off, serving
 from tests.images.registries import program
 from tests.images.samples import LINUX, index_of, stored, windows
@@ -40,7 +41,7 @@ from tests.images.windows_images import (
 from winpod.images import pull_worker
 from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, NotPulled
-from winpod.images.layers import peek_base
+from winpod.images.layers import peek_base, unpack_layer
 from winpod.images.layout import write_image
 from winpod.images.manifests import OCI_MANIFEST, Bundle, Descriptor
 from winpod.images.pull import LayerProgress, LayerState, Puller, pull, variant_for
@@ -723,6 +724,39 @@ def test_a_pull_killed_at_any_change_is_finished_by_the_next(registry: str, tmp_
         with Store(root) as store:
             assert store.find(name)
     assert count > 40
+
+
+def _unpack_and_die(root: Path, pieces: list[bytes], number: int) -> None:
+    def until_death() -> Iterator[bytes]:
+        yield from pieces[:number]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Store(root) as store:
+        target = store.session().directory / "layer"
+        target.mkdir()
+        unpack_layer(until_death(), target, compression="none")
+
+
+def test_an_unpack_killed_anywhere_leaves_nothing(tmp_path: Path) -> None:
+    items = (
+        folder("Files"),
+        file("Files/app/one.txt", b"1" * 700),
+        hard_link("Files/app/two.txt", "Files/app/one.txt"),
+        link("Files/app/three", "one.txt"),
+        file("Files/app/.wh.gone", b""),
+        folder("Hives"),
+        file("Hives/System_Delta", b"hive"),
+    )
+    data = archive(*items)
+    pieces = [data[at : at + 512] for at in range(0, len(data), 512)]
+    for number in range(len(pieces) + 1):
+        root = tmp_path / str(number)
+        process = FORK.Process(target=_unpack_and_die, args=(root, pieces, number))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert leftovers(root) == set()
+        check(root)
 
 
 def test_unpackers_do_not_outlive_a_pull_that_is_killed(tmp_path: Path) -> None:
