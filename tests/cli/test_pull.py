@@ -132,7 +132,8 @@ def test_rmi_takes_one_handler_or_all(run: Command, layout: Path) -> None:
         f"removed {BUILDS[0].id[7:19]} ({GUEST}, host 10.0.20348)",
     ]
     assert len(json.loads(run("images", "-o", "json").out)) == 1
-    assert run("rmi", BUILDS[1].id[7:19]).code == 0
+    rest = json.loads(run("rmi", "-o", "json", BUILDS[1].id[7:19]).out)
+    assert [image["id"] for image in rest] == [BUILDS[1].id]
     assert leftovers(run.root) == set()
 
 

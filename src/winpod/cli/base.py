@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,18 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from winpod.cli.image import human_size
+from winpod.cli.images import Format
 from winpod.images import base as bases
 from winpod.images.base import STEPS, Base, Step
 from winpod.images.config import read_config
 from winpod.windows.errors import NotFound
 
 app = typer.Typer(help="Build, show and remove the Windows that containers run on.")
-
-
-class Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
 
 Root = Annotated[
     Path | None,
@@ -76,9 +70,14 @@ def remove(
         str, typer.Argument(metavar="[ID]", help="A base's id, or its beginning.")
     ] = "",
     root: Root = None,
+    output: Output = Format.TEXT,
 ) -> None:
     """Remove a base, or every base."""
-    for base in bases.remove_base(_root(root), base_id):
+    removed = bases.remove_base(_root(root), base_id)
+    if output is Format.JSON:
+        _print(removed, output)
+        return
+    for base in removed:
         print(f"removed {base.short_id} ({human_size(base.size)})")
 
 

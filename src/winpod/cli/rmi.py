@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from winpod.cli.images import short_id
+from winpod.cli.images import Format, image_as_json, short_id
 from winpod.images.config import read_config
-from winpod.images.store import Store
+from winpod.images.store import Store, StoredImage
 from winpod.windows.errors import InvalidInput
 
 NOT_FOUND = 1
@@ -31,20 +32,23 @@ def command(
         Path | None,
         typer.Option("--root", metavar="DIR", help="Where images are kept, else $WINPOD_ROOT."),
     ] = None,
+    output: Annotated[
+        Format, typer.Option("-o", "--output", help="How to print what was removed.")
+    ] = Format.TEXT,
 ) -> None:
     """Remove images with all their names, and the content that no other image needs."""
     if bool(names) == everything:
         raise InvalidInput("No image was named.", "Write REF or ID, or --all and nothing else.")
+    gone: list[StoredImage] = []
     missing = False
     with Store(root or read_config().root) as store:
         if everything:
             names = list(dict.fromkeys(image.id for image in store.images(handler)))
         for name in names or ():
             removed = store.remove(name, handler)
-            for image in removed:
-                for tag in image.tags:
-                    print(f"untagged {tag} ({image.handler}, host {image.host})")
-                print(f"removed {short_id(image.id)} ({image.handler}, host {image.host})")
+            gone += removed
+            if output is Format.TEXT:
+                _tell(removed)
             if not removed:
                 missing = True
                 whose = f" for {handler}" if handler else ""
@@ -52,5 +56,14 @@ def command(
                     f'winpod: There is no image "{name}"{whose} here. `winpod images` lists them.',
                     file=sys.stderr,
                 )
+    if output is Format.JSON:
+        print(json.dumps([image_as_json(image) for image in gone], indent=2))
     if missing:
         raise typer.Exit(NOT_FOUND)
+
+
+def _tell(removed: list[StoredImage]) -> None:
+    for image in removed:
+        for tag in image.tags:
+            print(f"untagged {tag} ({image.handler}, host {image.host})")
+        print(f"removed {short_id(image.id)} ({image.handler}, host {image.host})")
