@@ -15,6 +15,7 @@ from typing import Any
 from winpod.compute.native import WAGENT, WINIT, native_program
 from winpod.compute.plan import Mount
 from winpod.compute.resources import Enforced
+from winpod.images.base_container import tmpfs
 from winpod.windows.users import User
 
 CGROUP_PARENT = "winpod"
@@ -94,10 +95,10 @@ def _own_mounts(shell: Shell) -> list[dict[str, Any]]:
     temporary = ("nosuid", "nodev", "mode=1777", "size=256m")
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},
-        _tmpfs("/dev", "nosuid", "mode=755", "size=64k"),
-        _tmpfs("/dev/shm", *temporary),  # noqa: S108 inside the container
-        _tmpfs("/tmp", *temporary),  # noqa: S108 inside the container
-        _tmpfs("/root", *temporary, owner),
+        tmpfs("/dev", "nosuid", "mode=755", "size=64k"),
+        tmpfs("/dev/shm", *temporary),  # noqa: S108 inside the container
+        tmpfs("/tmp", *temporary),  # noqa: S108 inside the container
+        tmpfs("/root", *temporary, owner),
         _bind(_AGENT_DIRECTORY, native_program(WINIT).parent, "ro"),
         _bind(_PREFIX, shell.prefix, "rw"),
         _bind(f"{_PREFIX}/drive_c", shell.drive_c, "rw"),
@@ -115,15 +116,6 @@ def _bind(destination: str, source: Path, *options: str) -> dict[str, Any]:
         "type": "bind",
         "source": str(source),
         "options": ["rbind", "nosuid", "nodev", *options],
-    }
-
-
-def _tmpfs(destination: str, *options: str) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "type": "tmpfs",
-        "source": "tmpfs",
-        "options": list(options),
     }
 
 

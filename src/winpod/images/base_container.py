@@ -146,10 +146,10 @@ def container_spec(
         "root": {"path": str(rootfs.resolve()), "readonly": True},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            _tmpfs("/dev", "nosuid", "mode=755", "size=64k"),
-            _tmpfs("/dev/shm", *_TEMPORARY),  # noqa: S108 inside the container
-            _tmpfs("/tmp", *_TEMPORARY),  # noqa: S108 inside the container
-            _tmpfs("/root", *_TEMPORARY),
+            tmpfs("/dev", "nosuid", "mode=755", "size=64k"),
+            tmpfs("/dev/shm", *_TEMPORARY),  # noqa: S108 inside the container
+            tmpfs("/tmp", *_TEMPORARY),  # noqa: S108 inside the container
+            tmpfs("/root", *_TEMPORARY),
             {
                 "destination": "/prefix",
                 "type": "bind",
@@ -168,7 +168,7 @@ def container_spec(
     }
 
 
-def _tmpfs(destination: str, *options: str) -> dict[str, Any]:
+def tmpfs(destination: str, *options: str) -> dict[str, Any]:
     return {
         "destination": destination,
         "type": "tmpfs",
