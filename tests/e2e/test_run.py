@@ -97,6 +97,25 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(
     assert not containers.exists() or list(containers.iterdir()) == []
 
 
+def test_a_run_that_is_killed_leaves_nothing_after_the_next(
+    winpod: Run, image: str, outside: str, tmp_path: Path
+) -> None:
+    containers = tmp_path / "root/runtime/containers"
+    line = "echo up & ping -n 90 127.0.0.1 >nul"
+    command = [sys.executable, "-m", "winpod", "run", image, "cmd", "/c", line]
+    environment = {**os.environ, "HOME": str(tmp_path), "WINPOD_ROOT": str(tmp_path / "root")}
+    inside = ["nsenter", f"--net=/run/netns/{outside}", *command]
+    with subprocess.Popen(inside, env=environment, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.read(1)
+        busy = winpod("run", image)
+        running.kill()
+    assert (busy.returncode, "winpod runtime" in busy.stderr) == (2, True)
+    assert len(list(containers.iterdir())) == 1
+    assert winpod("run", image).returncode == 7
+    assert list(containers.iterdir()) == []
+
+
 def test_without_a_base_it_says_how_to_make_one(winpod: Run, image: str, tmp_path: Path) -> None:
     (tmp_path / "root/bases").unlink()
     ran = winpod("run", image)

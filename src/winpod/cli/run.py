@@ -147,11 +147,20 @@ async def _client(place: Place) -> AsyncIterator[Client]:
         await server.start(f"unix:{socket}")
         client = Client(f"unix:{socket}")
         try:
+            await _remove_orphans(client)
             yield client
         finally:
             await client.close()
             await server.stop()
             socket.unlink(missing_ok=True)
+
+
+async def _remove_orphans(client: Client) -> None:
+    """What a killed `run` left: nobody else has the runtime now, so its owner is gone."""
+    for sandbox in (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items:
+        if _LABEL in sandbox.labels:
+            request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
+            await client.call("RemovePodSandbox", request)
 
 
 async def _answers(socket: Path) -> bool:

@@ -54,7 +54,10 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
     place.own.mkdir(parents=True, exist_ok=True)
     lock = FileLock.try_take(place.own / "lock")
     if lock is None:
-        raise RuntimeBusy(f"Another winpod runs containers in {place.root} at the moment.")
+        raise RuntimeBusy(
+            f"Another winpod runs containers in {place.root} at the moment.",
+            "Wait for it, or start `winpod runtime`, which runs many at once.",
+        )
     try:
         state = State(place.own / "state.db")
         networks = _networks(place)
