@@ -34,6 +34,7 @@ PROGRAMS = {
     "winit": LINUX,
     "wproxy": LINUX,
 }
+MORE_SOURCES = {"wproxy": ("log",)}
 
 
 class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]
@@ -47,17 +48,19 @@ def build() -> None:
     TARGET.mkdir(exist_ok=True)
     shared = max(header.stat().st_mtime for header in SOURCE.glob("*.h"))
     for name, options in PROGRAMS.items():
-        source, program = (SOURCE / name).with_suffix(".c"), TARGET / name
-        newest = max(source.stat().st_mtime, shared)
+        program = TARGET / name
+        parts = (program.stem, *MORE_SOURCES.get(name, ()))
+        sources = [SOURCE / f"{part}.c" for part in parts]
+        newest = max(shared, *(source.stat().st_mtime for source in sources))
         if not program.exists() or program.stat().st_mtime < newest:
-            compile_program(source, program, options)
+            compile_program(sources, program, options)
 
 
-def compile_program(source: Path, program: Path, options: tuple[str, ...]) -> None:
+def compile_program(sources: list[Path], program: Path, options: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         finished = Path(folder) / program.name
         command = [sys.executable, "-m", "ziglang", "cc", "-Os", "-s"]
-        command += ["-Wall", "-Wextra", "-Werror", "-o", str(finished), str(source)]
+        command += ["-Wall", "-Wextra", "-Werror", "-o", str(finished), *map(str, sources)]
         subprocess.run([*command, *options], check=True)  # noqa: S603
         finished.replace(program)
 

@@ -7,7 +7,8 @@
  * BUNDLE/run/agent.sock. `create` returns when Windows has started the program, or says Windows'
  * sentence and fails. What stays carries the program's streams to conmon's, turns signals into
  * Windows' events, and writes the 32-bit exit code to BUNDLE/exit32 before it exits with what of it
- * fits; 137 and no exit32 means that the shell died. When it is killed, so is the program.
+ * fits; 137 and no exit32 means that the shell died. When it is killed, so is the program. The log
+ * at the path in BUNDLE/log_path is its own too, opened anew on SIGUSR1; conmon's would keep \r.
  *
  * `listen` makes a shell's socket and becomes the command, which has it as descriptor 3 to hand on
  * to winit. Made outside, it has no name in the container.
@@ -31,6 +32,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "log.h"
 #include "protocol.h"
 
 #define SHELL_DIED 137
@@ -189,6 +191,7 @@ static uint32_t exit_code;
 
 static _Noreturn void die(int code)
 {
+    log_end();
     _exit(code);
 }
 
@@ -235,6 +238,7 @@ static bool take_frame(void)
             return false;
         memcpy(out->data, payload, size);
         out->filled = size;
+        log_write(type == ERRORS, payload, size);
         flush(out);
     } else if (type == WINDOW && size == 4) {
         uint32_t more = get32(payload);
@@ -285,6 +289,9 @@ static void take_signal(int signals)
     case SIGWINCH:
         send_size();
         return;
+    case SIGUSR1:
+        log_reopen();
+        return;
     case SIGHUP:
         kind = SIGNAL_CLOSE;
         break;
@@ -300,13 +307,14 @@ static void take_signal(int signals)
 
 static int catch_signals(void)
 {
-    static const int caught[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGWINCH};
+    static const int caught[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGWINCH, SIGUSR1};
     sigset_t set;
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
         sigaddset(&set, caught[i]);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
@@ -432,6 +440,8 @@ int main(int count, char **arguments)
         close(news[0]);
         setsid();
         int signals = catch_signals();
+        if (!log_open(bundle))
+            refuse("The log cannot be opened", strerror(errno));
         if (given.console)
             open_terminal();
         start_program();

@@ -1,9 +1,10 @@
 """A stand-in for wagent.exe that needs no Windows: the same frames, programs that are pretended.
 
 A command line is one of: `say TEXT`, `cry TEXT` (to the errors), `exit CODE`, `copy` (input to
-output, taken piece by piece), `deaf` (takes no input), `flood BYTES` (as credit allows), `wait`
-(for a signal, then exits with its kind), `show` (the decoded start), `fail CODE`, `nonsense`
-(breaks the protocol), `huge` (announces a frame that is too large), `die` (ends the agent).
+output, taken piece by piece), `both` (as copy, but pieces that begin with ! are errors), `deaf`
+(takes no input), `flood BYTES` (as credit allows), `wait` (for a signal, then exits with its kind),
+`show` (the decoded start), `fail CODE`, `nonsense` (breaks the protocol), `huge` (announces a frame
+that is too large), `die` (ends the agent).
 """
 
 import os
@@ -65,7 +66,10 @@ class Pretended:
             case 2 if self.name == "copy":
                 self.send(OUTPUT, payload)
                 self.send(WINDOW, struct.pack("<I", len(payload)))
-            case 3 if self.name == "copy":
+            case 2 if self.name == "both":
+                self.send(ERRORS if payload.startswith(b"!") else OUTPUT, payload)
+                self.send(WINDOW, struct.pack("<I", len(payload)))
+            case 3 if self.name in ("copy", "both"):
                 self.exit(0)
             case 4 if self.name in ("wait", "deaf"):
                 self.send(OUTPUT, f"signal {payload[0]}\n".encode())

@@ -39,3 +39,37 @@ class StartRefused(WinpodError):
 
     def __init__(self, said: str) -> None:
         super().__init__(f"hcs::System::CreateProcess: {said}")
+
+
+class LogNotReopened(WinpodError):
+    """A log that was moved away is still the one that is written."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"The log {path} is not opened again: {why}.", "Put the one that was moved back."
+        )
+
+
+class DiskFailed(WinpodError):
+    """The container's own disk could not be made."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            f"the container's disk cannot be made: {said}.",
+            "It needs mkfs.ext4, a loop device, and room on the machine's disk.",
+        )
+
+
+class MountFailed(WinpodError):
+    """Something of this machine could not be mounted into a container."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, source: str, destination: str, error: OSError) -> None:
+        super().__init__(
+            f'failed to mount "{source}" on "{destination}": {error.strerror or error}.'
+        )

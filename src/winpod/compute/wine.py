@@ -1,7 +1,7 @@
 """Real containers: each a shell in an OCI runtime, its program supervised by conmon.
 
 Everything of a container is in one directory, named before it is made and removed last. What runs
-does so without this process: conmon keeps the log and the exit code, and both are found again by
+does so without this process: wproxy keeps the log, conmon the exit code; both are found again by
 the files they leave. A container that asks for what cannot be is refused before anything is made.
 """
 
@@ -16,11 +16,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from winpod.compute.agent import Agent, Program, Size
+from winpod.compute.agent import Agent, Program, Running, Size
+from winpod.compute.attach import Attached
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.errors import AgentGone, ShellFailed, StartRefused
+from winpod.compute.logs import reopen_log
 from winpod.compute.native import WPROXY, native_program, with_socket
 from winpod.compute.plan import Mount, Plan, SourceKind
 from winpod.compute.resources import Enforced
@@ -131,7 +134,7 @@ class WineBackend:
         command += ["--exit-dir", str(folder / "exit"), "--log-level", "warning"]
         command += ["--container-pidfile", str(folder / "program.pid")]
         command += ["--conmon-pidfile", str(folder / "conmon.pid")]
-        command += ["--log-path", f"k8s-file:{log_path or '/dev/null'}", "--full-attach"]
+        command += ["--log-path", "none", "--full-attach"]
         command += ["--terminal"] if "tty" in stdio else []
         command += ["--stdin"] if "stdin" in stdio else []
         command += ["--leave-stdin-open"] if "stdin_once" not in stdio else []
@@ -205,17 +208,24 @@ class WineBackend:
         return await asyncio.to_thread(_usage, container, self._folder(container) / "upper")
 
     async def reopen_log(self, container: str) -> None:
-        control = os.open(self._folder(container) / "ctl", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(control, b"2 0 0\n")
-        finally:
-            os.close(control)
+        folder = self._folder(container)
+        await reopen_log((folder / "log_path").read_text(), _pid(folder / "program.pid"))
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
-        agent = Agent(self._folder(container) / "run/agent.sock")
+        folder = self._folder(container)
         async with asyncio.timeout(seconds or None):
-            finished = await agent.run(Program(join(command)))
+            finished = await Agent(folder / "run/agent.sock").run(_further(folder, command))
         return Output(finished.code, finished.output, finished.errors)
+
+    async def exec(
+        self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool
+    ) -> Running:
+        folder = self._folder(container)
+        program = replace(_further(folder, command), terminal=terminal, stdin=stdin)
+        return await Agent(folder / "run/agent.sock").start(program)
+
+    async def attach(self, container: str) -> Attached:
+        return await Attached.to(self._folder(container))
 
     def _folder(self, container: str) -> Path:
         return self._root / "containers" / container
@@ -233,6 +243,12 @@ def _program(plan: Plan) -> Program:
         stdin=plan.stdin,
         whole=True,
     )
+
+
+def _further(folder: Path, command: Sequence[str]) -> Program:
+    """A program beside the container's own, which has told where and with what it runs."""
+    own = Program.decode((folder / "start").read_bytes())
+    return Program(join(command), own.directory, own.environment)
 
 
 def _refuse_what_cannot_be(mounts: Sequence[Mount]) -> None:

@@ -1,0 +1,182 @@
+/* Lines are gathered and written as many at a time as came at a time: see log.h for their form. */
+
+#define _GNU_SOURCE
+#include "log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define HEAD 64
+
+/* What came since the last end of line, and one more byte for a \r that may belong to the next. */
+struct line {
+    uint32_t size;
+    uint8_t text[LOG_LINE + 1];
+};
+
+static struct line lines[2];
+static char path[PATH_MAX];
+static int file = -1;
+static uint8_t gathered[2 * (HEAD + LOG_LINE)];
+static size_t filled;
+static uint64_t lost;
+static int lost_because;
+
+static int open_file(void)
+{
+    return open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0640);
+}
+
+bool log_open(int bundle)
+{
+    int named = openat(bundle, "log_path", O_RDONLY | O_CLOEXEC);
+    if (named < 0)
+        return errno == ENOENT;
+    ssize_t size = read(named, path, sizeof path - 1);
+    close(named);
+    if (size <= 0)
+        return size == 0;
+    path[size] = 0;
+    file = open_file();
+    return file >= 0;
+}
+
+void log_reopen(void)
+{
+    int next = *path ? open_file() : -1;
+    if (next < 0)
+        return;
+    close(file);
+    file = next;
+}
+
+/* Writes whole lines. Returns how many bytes of them are in the file; it never ends in half of one. */
+static size_t write_lines(const uint8_t *data, size_t size)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t now = write(file, data + done, size - done);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0) {
+            lost_because = errno;
+            break;
+        }
+        done += (size_t)now;
+    }
+    size_t whole = done;
+    while (whole < size && whole && data[whole - 1] != '\n')
+        whole--;
+    if (whole < done && ftruncate(file, lseek(file, 0, SEEK_END) - (off_t)(done - whole)))
+        lost_because = errno;
+    return whole;
+}
+
+static size_t put_head(uint8_t *at, bool errors, bool whole)
+{
+    struct timespec now;
+    struct tm date;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &date);
+    size_t size = strftime((char *)at, HEAD, "%Y-%m-%dT%H:%M:%S", &date);
+    return size + (size_t)snprintf((char *)at + size, HEAD - size, ".%09ldZ %s %c ", now.tv_nsec,
+                                   errors ? "stderr" : "stdout", whole ? 'F' : 'P');
+}
+
+/* Told when there is room for more than that; until then lines go on being lost. */
+static void tell_loss(void)
+{
+    struct statvfs disk;
+    if (!fstatvfs(file, &disk) && disk.f_bavail * disk.f_frsize < sizeof gathered)
+        return;
+    uint8_t text[HEAD + 256];
+    size_t size = put_head(text, false, true);
+    size += (size_t)snprintf((char *)text + size, sizeof text - size,
+                             "winpod: %llu lines of this log are lost: %s\n",
+                             (unsigned long long)lost, strerror(lost_because));
+    if (write_lines(text, size) == size)
+        lost = 0;
+}
+
+static void write_out(void)
+{
+    size_t written = lost ? 0 : write_lines(gathered, filled);
+    for (; written < filled; written++)
+        lost += gathered[written] == '\n';
+    filled = 0;
+}
+
+static void put_line(bool errors, const uint8_t *text, uint32_t size, bool whole)
+{
+    if (filled + HEAD + size > sizeof gathered)
+        write_out();
+    filled += put_head(gathered + filled, errors, whole);
+    memcpy(gathered + filled, text, size);
+    filled += size;
+    gathered[filled++] = '\n';
+}
+
+static void put_part(bool errors, struct line *line)
+{
+    put_line(errors, line->text, LOG_LINE, false);
+    line->size -= LOG_LINE;
+    memmove(line->text, line->text + LOG_LINE, line->size);
+}
+
+static void append(bool errors, struct line *line, const uint8_t *data, size_t size)
+{
+    while (size) {
+        if (line->size > LOG_LINE || (line->size == LOG_LINE && *data != '\r'))
+            put_part(errors, line);
+        size_t room = line->size < LOG_LINE ? LOG_LINE - line->size : 1;
+        size_t now = size < room ? size : room;
+        memcpy(line->text + line->size, data, now);
+        line->size += (uint32_t)now;
+        data += now;
+        size -= now;
+    }
+}
+
+void log_write(bool errors, const uint8_t *data, uint32_t size)
+{
+    struct line *line = &lines[errors];
+    const uint8_t *past = data + size;
+    if (file < 0)
+        return;
+    if (lost)
+        tell_loss();
+    for (const uint8_t *end; data < past; data = end + 1) {
+        end = memchr(data, '\n', (size_t)(past - data));
+        append(errors, line, data, (size_t)((end ? end : past) - data));
+        if (!end)
+            break;
+        if (line->size && line->text[line->size - 1] == '\r')
+            line->size--;
+        put_line(errors, line->text, line->size, true);
+        line->size = 0;
+    }
+    write_out();
+}
+
+void log_end(void)
+{
+    if (file < 0)
+        return;
+    if (lost)
+        tell_loss();
+    for (int errors = 0; errors < 2; errors++) {
+        struct line *line = &lines[errors];
+        if (line->size > LOG_LINE)
+            put_part(errors, line);
+        if (line->size)
+            put_line(errors, line->text, line->size, false);
+        line->size = 0;
+    }
+    write_out();
+}

@@ -1,0 +1,184 @@
+"""The log that wproxy writes: its form, a full disk, a flood, and being moved away."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compute.shells import StandinShell, standin_shell
+from tests.compute.supervision import create, read_log, until
+from winpod.compute.agent import Program
+from winpod.compute.errors import LogNotReopened
+from winpod.compute.logs import reopen_log
+
+MIB = 1 << 20
+LONG = 16384
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[StandinShell]:
+    with standin_shell(tmp_path / "bundle") as running:
+        yield running
+
+
+class Logged:
+    """A program that says what it is given, piece by piece, and the log of it."""
+
+    def __init__(self, folder: Path, log: Path, line: str = "both") -> None:
+        (folder / "log_path").write_text(str(log))
+        self.log = log
+        self.process = create(folder, Program(line, stdin=True), stdout=subprocess.DEVNULL)
+        assert self.process.wait(10) == 0
+        self.pid = int((folder / "pid").read_text())
+        self._ended = folder / "exit32"
+
+    def say(self, *pieces: bytes) -> None:
+        assert self.process.stdin
+        for piece in pieces:
+            self.process.stdin.write(piece)
+            self.process.stdin.flush()
+            time.sleep(0.02)
+
+    def end(self) -> list[tuple[str, str, str]]:
+        assert self.process.stdin
+        self.process.stdin.close()
+        until(self._ended.exists)
+        return read_log(self.log)
+
+
+@pytest.fixture
+def start(shell: StandinShell, tmp_path: Path) -> Callable[..., Logged]:
+    def start(line: str = "both", log: Path = tmp_path / "log") -> Logged:
+        return Logged(shell.folder, log, line)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("one\n", [("F", "one")]),
+        ("one\r\ntwo\n", [("F", "one"), ("F", "two")]),
+        ("\n\r\n", [("F", ""), ("F", "")]),
+        ("a\rb\r\r\n", [("F", "a\rb\r")]),
+        ("no end", [("P", "no end")]),
+        ("C:\\>\r", [("P", "C:\\>\r")]),
+        ("x" * LONG + "\n", [("F", "x" * LONG)]),
+        ("x" * LONG + "\r\n", [("F", "x" * LONG)]),
+        ("x" * LONG + "y\n", [("P", "x" * LONG), ("F", "y")]),
+        ("x" * LONG + "\ry\n", [("P", "x" * LONG), ("F", "\ry")]),
+        ("x" * LONG + "\r", [("P", "x" * LONG), ("P", "\r")]),
+        ("x" * (LONG - 1) + "\r\n", [("F", "x" * (LONG - 1))]),
+        ("é" * LONG, [("P", "é" * (LONG // 2)), ("P", "é" * (LONG // 2))]),
+    ],
+)
+def test_a_line_ends_where_windows_and_linux_end_it_and_long_ones_are_parted(
+    start: Callable[..., Logged], text: str, lines: list[tuple[str, str]]
+) -> None:
+    assert start(f"say {text}").end() == [("stdout", *line) for line in lines]
+
+
+def test_lines_are_whole_however_they_come_and_each_stream_has_its_own(
+    start: Callable[..., Logged],
+) -> None:
+    logged = start()
+    logged.say(b"a", b"!b", b"a\r", b"!b\n!c", b"\nd")
+    assert logged.end() == [
+        ("stderr", "F", "!b!b"),
+        ("stdout", "F", "aa"),
+        ("stdout", "P", "d"),
+        ("stderr", "P", "!c"),
+    ]
+
+
+def test_without_a_path_there_is_no_log(shell: StandinShell) -> None:
+    (shell.folder / "log_path").write_text("")
+    assert create(shell.folder, Program("say x")).communicate(timeout=10)[0] == b"x"
+
+
+def test_a_log_that_cannot_be_made_is_said_before_anything_starts(
+    shell: StandinShell, tmp_path: Path
+) -> None:
+    (shell.folder / "log_path").write_text(str(tmp_path / "gone/log"))
+    process = create(shell.folder, Program("say x"))
+    said = b"The log cannot be opened: No such file or directory\n"
+    assert process.communicate(timeout=10) == (b"", said)
+    assert process.returncode == 1
+
+
+def test_a_flood_is_logged_whole_in_little_memory(start: Callable[..., Logged]) -> None:
+    logged = start(f"flood {64 * MIB}")
+    until(logged.log.exists)
+    status = Path(f"/proc/{logged.pid}/status").read_text()
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 4 * 1024
+    assert sum(len(line[2]) for line in logged.end()) == 64 * MIB
+
+
+async def test_a_moved_log_is_opened_again_and_no_line_is_lost_or_doubled(
+    start: Callable[..., Logged],
+) -> None:
+    logged = start()
+    for turn in range(5):
+        logged.say(*(f"{turn} {number}\n".encode() for number in range(3)))
+        until(lambda turn=turn: f"{turn} 2" in logged.log.read_text())  # type: ignore[misc]
+        logged.log.rename(logged.log.with_suffix(f".{turn}"))
+        await reopen_log(str(logged.log), logged.pid)
+        assert logged.log.read_text() == ""
+    logged.end()
+    for turn in range(5):
+        lines = read_log(logged.log.with_suffix(f".{turn}"))
+        assert [line[2] for line in lines] == [f"{turn} {number}" for number in range(3)]
+
+
+async def test_what_cannot_be_opened_again_is_said_and_the_old_log_goes_on(
+    start: Callable[..., Logged], tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    logged = start(log=folder / "log")
+    kept = tmp_path / "kept"
+    logged.log.rename(kept)
+    shutil.rmtree(folder)
+    with pytest.raises(LogNotReopened, match="its directory is gone"):
+        await reopen_log(str(logged.log), logged.pid)
+    os.kill(logged.pid, signal.SIGUSR1)
+    logged.say(b"still here\n")
+    until(lambda: "still here" in kept.read_text())
+    logged.log = kept
+    assert logged.end() == [("stdout", "F", "still here")]
+    folder.mkdir()
+    with pytest.raises(LogNotReopened, match="does not run"):
+        await reopen_log(str(folder / "log"), logged.pid)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_stops_no_program_and_the_log_tells_what_is_missing(
+    start: Callable[..., Logged], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        logged = start(log=disk / "log")
+        (disk / "filler").write_bytes(b"x" * (56 << 10))
+        logged.say(b"first\n", *(b"%d" % number * 3000 + b"\n" for number in range(8)))
+        until(lambda: (disk / "log").stat().st_size > 4000)
+        time.sleep(0.2)
+        (disk / "filler").unlink()
+        logged.say(b"last\n")
+        lines = [content for _, _, content in logged.end()]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    *kept, notice, last = lines
+    assert (kept[0], last) == ("first", "last")
+    assert kept[1:] == [f"{number}" * 3000 for number in range(len(kept) - 1)]
+    lost = 9 - len(kept)
+    assert lost > 0
+    assert notice == f"winpod: {lost} lines of this log are lost: No space left on device"
