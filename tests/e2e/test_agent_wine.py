@@ -26,6 +26,7 @@ from winpod.compute.agent import (
     Stream,
 )
 from winpod.compute.errors import AgentGone, WindowsError
+from winpod.compute.logs import reopen_log
 from winpod.images.base import Base
 
 MIB = 1 << 20
@@ -449,8 +450,7 @@ async def test_conmon_supervises_a_windows_program(shell: Shell) -> None:
     conmon.start(Program("C:\\app\\signals.exe", whole=True))
     until(lambda: conmon.log.exists() and "waiting" in conmon.log.read_text())
     conmon.log.rename(conmon.log.with_suffix(".old"))
-    conmon.control("2 0 0\n")
-    until(conmon.log.exists)
+    await reopen_log(str(conmon.log), int(str(conmon.answer["data"])))
     os.kill(int(str(conmon.answer["data"])), signal.SIGTERM)
     until(conmon.exit_file.exists)
     assert conmon.lines() == [("stdout", "F", "heard terminated"), ("stdout", "F", "bye")]
