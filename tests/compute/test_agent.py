@@ -267,3 +267,21 @@ def test_what_windows_cannot_take_is_refused_before_it_is_sent(program: Program)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=200))
 def test_every_command_line_survives_its_encoding(line: str) -> None:
     assert decoded(Program(line).encode())[3][0] == line + "\0"
+
+
+@given(
+    line=st.text(st.characters(exclude_characters="\0"), max_size=20),
+    variables=st.dictionaries(
+        st.text(st.characters(exclude_characters="=\0"), min_size=1, max_size=9),
+        st.text(st.characters(exclude_characters="\0"), max_size=9),
+    ),
+    terminal=st.none() | st.builds(Size, st.integers(1, 999), st.integers(1, 999)),
+    flags=st.tuples(st.booleans(), st.booleans()),
+)
+def test_what_was_written_down_to_start_is_read_again(
+    line: str, variables: dict[str, str], terminal: Size | None, flags: tuple[bool, bool]
+) -> None:
+    stdin, whole = flags
+    variables = {**variables, "=C:": "C:\\x=y"}
+    program = Program(line, "C:\\app", variables, terminal=terminal, stdin=stdin, whole=whole)
+    assert Program.decode(program.encode()) == program

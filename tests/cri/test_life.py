@@ -39,6 +39,12 @@ class LoopbackNetworks:
         if sandbox_id in self.connected:
             self.connected.remove(sandbox_id)
 
+    async def dial(
+        self, sandbox_id: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        assert sandbox_id in self.connected
+        return await asyncio.open_connection("127.0.0.1", port)
+
     async def sweep(self, known: Collection[str]) -> list[str]:
         self.connected = [sandbox for sandbox in self.connected if sandbox in known]
         return []

@@ -19,7 +19,9 @@ from winpod.images.base import Base
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.network.attachments import Attached, Attachment, Dns
+from winpod.network.cni import Cni
 from winpod.network.namespaces import Namespaces
+from winpod.network.sandboxes import SandboxNetworks
 from winpod.windows.builds import parse_build
 
 __all__ = ["home", "registry"]
@@ -37,6 +39,13 @@ class LonelyNetworks:
 
     async def disconnect(self, sandbox_id: str) -> None:
         self.namespaces.remove(sandbox_id)
+
+    async def dial(
+        self, sandbox_id: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        nowhere = self.namespaces.directory / "nowhere"
+        networks = SandboxNetworks(self.namespaces, Cni(nowhere, (), nowhere))
+        return await networks.dial(sandbox_id, port)
 
     async def sweep(self, known: Collection[str]) -> list[str]:
         for name in self.namespaces.names():

@@ -106,6 +106,25 @@ class Program:
             raise InvalidInput("The command line and the environment are longer than 512 KiB.")
         return payload
 
+    @classmethod
+    def decode(cls, payload: bytes) -> Program:
+        """What was encoded."""
+        flags, columns, rows = struct.unpack_from("<BHH", payload)
+        texts, at = [], 5
+        for _ in range(3):
+            (units,) = struct.unpack_from("<I", payload, at)
+            text = payload[at + 4 : at + 4 + 2 * units].decode("utf-16-le", "surrogatepass")
+            texts.append(text[:-1])
+            at += 4 + 2 * units
+        return cls(
+            texts[0],
+            texts[1],
+            dict(_variable(entry) for entry in texts[2].split("\0") if entry),
+            terminal=Size(columns, rows) if flags & _Flag.TERMINAL else None,
+            stdin=bool(flags & _Flag.INPUT),
+            whole=bool(flags & _Flag.WHOLE),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
@@ -274,11 +293,12 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._announced: tuple[int, int] | None = None
 
     @classmethod
     async def to(cls, path: Path) -> _Connection:
         try:
-            with _short(path) as name:
+            with short_name(path) as name:
                 return cls(*await asyncio.open_unix_connection(name, limit=MAX_FRAME))
         except OSError as error:
             raise AgentGone(f"The container's shell does not answer: {error.strerror}.") from None
@@ -291,11 +311,16 @@ class _Connection:
             raise AgentGone("The container's shell has ended.") from None
 
     async def receive(self) -> tuple[int, bytes]:
+        """One frame; whoever is cancelled half-way leaves it whole to the next."""
         try:
-            size, kind = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            if self._announced is None:
+                self._announced = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            size, kind = self._announced
             if size > MAX_FRAME:
                 raise AgentMisspoke(f"The container's shell announced {size} bytes at once.")
-            return kind, await self._reader.readexactly(size)
+            payload = await self._reader.readexactly(size)
+            self._announced = None
+            return kind, payload
         except (OSError, EOFError):
             raise AgentGone("The container's shell has ended.") from None
 
@@ -312,7 +337,7 @@ class _Connection:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
+def short_name(path: Path) -> Iterator[str]:
     """A name for a socket that fits into its address, however long its directory is."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -351,6 +376,11 @@ def _environment(variables: Mapping[str, str]) -> bytes:
             raise InvalidInput(f'"{name}" cannot be the name of an environment variable.')
     entries = b"".join(_units(f"{name}={value}") for name, value in variables.items())
     return struct.pack("<I", len(entries) // 2 + 1) + entries + b"\0\0"
+
+
+def _variable(entry: str) -> tuple[str, str]:
+    name, _, value = entry[1:].partition("=")
+    return entry[0] + name, value
 
 
 def _number(payload: bytes) -> int:

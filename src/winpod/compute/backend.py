@@ -6,11 +6,12 @@ is true after a restart of this process. There are real containers, and simulate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
+from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.plan import Plan
 from winpod.compute.resources import Enforced
 from winpod.windows.builds import Build
@@ -68,6 +69,32 @@ class Output:
     stderr: bytes
 
 
+class Joined(Protocol):
+    """The streams of a program in a container, for one client; leaving the context lets go."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        """What the program writes from now on, in the order it came, until it has ended."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end_input(self) -> None: ...
+
+    async def resize(self, size: Size) -> None: ...
+
+
+class Executed(Joined, Protocol):
+    """A further program that was started; leaving the context ends it, if it has not ended."""
+
+    async def signal(self, signal: Signal) -> None: ...
+
+    async def wait(self) -> int:
+        """The exit code, 32 bits without a sign. What is written meanwhile is dropped."""
+
+
 class Backend(Protocol):
     async def make_sandbox(self, asked: SandboxAsked) -> None: ...
 
@@ -95,3 +122,11 @@ class Backend(Protocol):
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
         """A further program in the container, to its end; TimeoutError when that takes longer."""
+
+    async def exec(
+        self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool
+    ) -> Executed:
+        """A further program, with the environment, directory and user of the container's own."""
+
+    async def attach(self, container: str) -> Joined:
+        """The streams of the container's own program, as others may have them at the same time."""

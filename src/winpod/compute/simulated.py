@@ -8,16 +8,49 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
+from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.resources import Enforced
 from winpod.windows.errors import NotFound
 
 _TERMINATED = 0xC000013A
 _MEMORY = 32 * 1024 * 1024
+
+
+class SimulatedProgram:
+    """Says what it has to say, takes any input, and ends at once or when its container does."""
+
+    def __init__(self, said: bytes, ended: asyncio.Future[Exit] | None = None) -> None:
+        self._said = said
+        self._ended = ended
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        if self._said:
+            yield Stream.OUTPUT, self._said
+        if self._ended:
+            await asyncio.shield(self._ended)
+
+    async def wait(self) -> int:
+        return 0
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end_input(self) -> None: ...
+
+    async def resize(self, size: Size) -> None: ...
+
+    async def signal(self, signal: Signal) -> None: ...
 
 
 class SimulatedBackend:
@@ -79,6 +112,16 @@ class SimulatedBackend:
         del seconds
         self._get(container)
         return Output(0, f"simulated: {' '.join(command)}\r\n".encode(), b"")
+
+    async def exec(
+        self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool
+    ) -> SimulatedProgram:
+        del terminal, stdin
+        self._get(container)
+        return SimulatedProgram(f"simulated: {' '.join(command)}\r\n".encode())
+
+    async def attach(self, container: str) -> SimulatedProgram:
+        return SimulatedProgram(b"", self._ended[container])
 
     def _get(self, container: str) -> ContainerParts:
         if asked := self._made.get(container):

@@ -275,27 +275,20 @@ class Containers:
     async def reopen_container_log(
         self, request: api.ReopenContainerLogRequest
     ) -> api.ReopenContainerLogResponse:
-        container = self._running(request.container_id)
+        container = running_container(self._state, request.container_id)
         await self._backend.reopen_log(container.id)
         return api.ReopenContainerLogResponse()
 
     async def exec_sync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse:
         if not request.cmd:
             raise InvalidInput("there is no command to run in the container.")
-        container = self._running(request.container_id)
+        container = running_container(self._state, request.container_id)
         output = await self._backend.run(container.id, list(request.cmd), request.timeout)
         return api.ExecSyncResponse(
             stdout=output.stdout[:_OUTPUT_LIMIT],
             stderr=output.stderr[:_OUTPUT_LIMIT],
             exit_code=signed(output.code),
         )
-
-    def _running(self, id_: str) -> Container:
-        container = self._state.container(id_)
-        if container.phase is not Phase.RUNNING:
-            state = api.ContainerState.Name(container_state(container))
-            raise NotRunning(f"container is in {state} state")
-        return container
 
     async def recover(self) -> None:
         """After a restart: what was half made is undone, what runs is watched again."""
@@ -321,6 +314,14 @@ class Containers:
             return self._state.container(id_)
         except NotFound:
             return None
+
+
+def running_container(state: State, id_: str) -> Container:
+    container = state.container(id_)
+    if container.phase is not Phase.RUNNING:
+        found = api.ContainerState.Name(container_state(container))
+        raise NotRunning(f"container is in {found} state")
+    return container
 
 
 def container_asked(config: api.ContainerConfig) -> ContainerAsked:

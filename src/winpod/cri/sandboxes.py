@@ -29,6 +29,11 @@ class Networks(Protocol):
 
     async def disconnect(self, sandbox_id: str) -> None: ...
 
+    async def dial(
+        self, sandbox_id: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a port of the sandbox, as its own processes would make it."""
+
     async def sweep(self, known: Collection[str]) -> list[str]: ...
 
     async def trouble(self) -> str:

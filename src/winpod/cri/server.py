@@ -14,6 +14,7 @@ from winpod.cri.runtime import Runtime
 from winpod.cri.sandboxes import Networks, Sandboxes
 from winpod.cri.state import State
 from winpod.cri.stats import Stats
+from winpod.cri.streams import Streams
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.windows.builds import Build
@@ -47,7 +48,9 @@ class Server:
         images = ImageService(parts.store, parts.puller, parts.host, self._sandboxes.handler_of)
         self._server = new_server()
         stats = Stats(state, backend)
-        add_service(self._server, RUNTIME, self._runtime, self._sandboxes, self._containers, stats)
+        self._streams = Streams(state, backend, parts.networks)
+        calls = (self._runtime, self._sandboxes, self._containers, stats, self._streams)
+        add_service(self._server, RUNTIME, *calls)
         add_service(self._server, IMAGE, images)
 
     async def start(self, *addresses: str) -> None:
@@ -58,6 +61,7 @@ class Server:
             if address.startswith("unix:"):
                 Path(address.removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)
             self._server.add_insecure_port(address)
+        await self._streams.start(addresses)
         await self._server.start()
 
     async def wait(self) -> None:
@@ -66,3 +70,4 @@ class Server:
     async def stop(self) -> None:
         """Calls under way may end; containers go on."""
         await self._server.stop(grace=5)
+        await self._streams.stop()
