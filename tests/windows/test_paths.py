@@ -7,6 +7,7 @@ from winpod.windows.paths import (
     collision_key,
     container_path,
     is_device_name,
+    machine_path,
     mount_destination,
     name_problem,
 )
@@ -31,6 +32,28 @@ from winpod.windows.paths import (
 )
 def test_container_paths_are_those_of_containerd(written: str, meant: str) -> None:
     assert container_path(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("named", "is_"),
+    [
+        ("/var/log/pods/x", "/var/log/pods/x"),
+        (r"C:\var\log\pods\x", "/var/log/pods/x"),
+        (r"c:/var\log/..\lib", "/var/lib"),
+        (r"Z:\tmp\x", "/tmp/x"),
+        ("z:", "/"),
+        (r"\\.\pipe\x", r"\\.\pipe\x"),
+    ],
+)
+def test_a_client_on_windows_names_paths_of_this_machine_in_its_own_way(
+    named: str, is_: str
+) -> None:
+    assert machine_path(named) == is_
+
+
+def test_drives_that_this_machine_does_not_have_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="does not have"):
+        machine_path(r"D:\data")
 
 
 @pytest.mark.parametrize("path", ["C:", "c:", "C:\\", "C:/", "/", "\\", "/x/.."])

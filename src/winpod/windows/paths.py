@@ -44,6 +44,22 @@ def mount_destination(path: str) -> str:
     return destination
 
 
+def machine_path(path: str) -> str:
+    r"""A path of this machine, as a client names it: on Windows, `C:\x` and `Z:\x` are `/x`.
+
+    The kubelet and containerd take `/x` for `C:\x`, and this is the way back; `Z:` is the machine's
+    root for whoever runs under Wine. Other drives are no place of this machine.
+    """
+    if not _DRIVE.match(path):
+        return path
+    if path[0].upper() not in "CZ":
+        raise InvalidInput(
+            f"{path} is on a drive that this machine does not have.",
+            r"Its own paths are /x, and C:\x or Z:\x for a client on Windows.",
+        )
+    return "/" + "/".join(_steps(path[2:].replace("/", "\\")))
+
+
 def name_problem(name: str) -> str:
     """Why Windows has no file of this name, or nothing where it may have one."""
     if not name or name in (".", ".."):
