@@ -774,8 +774,8 @@ static BOOL peek(HANDLE process, const BYTE *from, void *into, SIZE_T size)
     return ReadProcessMemory(process, from, into, size, &got) && got == size;
 }
 
-/* Where a module of another process has an exported function, whatever its bitness. */
-static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
+/* Where a module of another process has one of its tables, whatever its bitness. */
+static BYTE *table_of(HANDLE process, BYTE *module, int which)
 {
     IMAGE_DOS_HEADER dos;
     IMAGE_NT_HEADERS64 head;
@@ -785,9 +785,21 @@ static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
     IMAGE_DATA_DIRECTORY *directory = head.OptionalHeader.DataDirectory;
     if (head.OptionalHeader.Magic == IMAGE_NT_OPTIONAL_HDR32_MAGIC)
         directory = ((IMAGE_NT_HEADERS32 *)&head)->OptionalHeader.DataDirectory;
+    return directory[which].VirtualAddress ? module + directory[which].VirtualAddress : NULL;
+}
+
+static int compare(const char *one, const char *other)
+{
+    while (*one && *one == *other)
+        one++, other++;
+    return (BYTE)*one - (BYTE)*other;
+}
+
+static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
+{
+    BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_EXPORT);
     IMAGE_EXPORT_DIRECTORY table;
-    if (!directory->VirtualAddress
-        || !peek(process, module + directory->VirtualAddress, &table, sizeof table))
+    if (!at || !peek(process, at, &table, sizeof table))
         return NULL;
     DWORD low = 0, high = table.NumberOfNames;
     while (low < high) {
@@ -797,9 +809,7 @@ static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
         if (!peek(process, module + table.AddressOfNames + 4ull * middle, &name, sizeof name)
             || !peek(process, module + name, found, sizeof found - 1))
             return NULL;
-        int order = 0;
-        for (int i = 0; !order && (found[i] || wanted[i]); i++)
-            order = (BYTE)wanted[i] - (BYTE)found[i];
+        int order = compare(wanted, found);
         if (order < 0)
             high = middle;
         else if (order > 0)
@@ -811,6 +821,49 @@ static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
             return NULL;
     }
     return NULL;
+}
+
+/* Where a module keeps the address of a function that it imports from another by name. */
+static BYTE *imported(HANDLE process, BYTE *module, const char *wanted, SIZE_T width)
+{
+    BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_IMPORT);
+    IMAGE_IMPORT_DESCRIPTOR from;
+    for (; at && peek(process, at, &from, sizeof from) && from.Name; at += sizeof from) {
+        ULONGLONG name = 0;
+        for (SIZE_T i = 0; peek(process, module + from.OriginalFirstThunk + i, &name, width) && name;
+             i += width) {
+            char found[32] = {0};
+            if (!(name >> (8 * width - 1)) && peek(process, module + name + 2, found, sizeof found - 1)
+                && !compare(wanted, found))
+                return module + from.FirstThunk + i;
+        }
+    }
+    return NULL;
+}
+
+/* A program without a handler for an event exits with INTERRUPTED, but Wine's default handler exits
+ * with 0. It alone calls ntdll's exit by what kernelbase imports, so there the code is put right. */
+static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
+{
+    BYTE wide_code[] = {0xB9, 0x3A, 0x01, 0x00, 0xC0, 0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xE0};
+    BYTE narrow_code[] = {0xC7, 0x44, 0x24, 0x04, 0x3A, 0x01, 0x00, 0xC0, 0xB8, 0, 0, 0, 0, 0xFF, 0xE0};
+    BYTE *code = narrow ? narrow_code : wide_code, there[5];
+    SIZE_T size = narrow ? sizeof narrow_code : sizeof wide_code, width = narrow ? 4 : 8, done;
+    BYTE *slot = imported(process, kernelbase, "RtlExitUserProcess", width), *exit = NULL;
+    if (!slot || !peek(process, slot, &exit, width) || !peek(process, exit, there, sizeof there))
+        return;
+    if (RtlCompareMemory(there, code, sizeof there) == sizeof there)
+        return; /* done for an event before */
+    CopyMemory(code + size - 2 - width, &exit, width);
+    BYTE *placed = VirtualAllocEx(process, NULL, size, MEM_COMMIT | MEM_RESERVE,
+                                  PAGE_EXECUTE_READWRITE);
+    DWORD before;
+    if (!placed || (narrow && (ULONG_PTR)placed >> 32)
+        || !WriteProcessMemory(process, placed, code, size, &done)
+        || !VirtualProtectEx(process, slot, width, PAGE_READWRITE, &before))
+        return;
+    WriteProcessMemory(process, slot, &placed, width, &done);
+    VirtualProtectEx(process, slot, width, before, &before);
 }
 
 /* A thread in a program that runs its handlers for an event. libuv, and so Node.js, hears nothing
@@ -834,6 +887,7 @@ static HANDLE raise_event(HANDLE process, DWORD event)
             || lstrcmpiW(name, L"kernelbase.dll"))
             continue;
         BYTE *routine = exported(process, (BYTE *)modules[i], "CtrlRoutine");
+        exit_interrupted(process, (BYTE *)modules[i], narrow);
         return routine ? CreateRemoteThread(process, NULL, 0, (LPTHREAD_START_ROUTINE)(void *)routine,
                                             (void *)(ULONG_PTR)event, 0, NULL)
                        : NULL;
@@ -975,11 +1029,12 @@ static void job_changed(struct session *session, DWORD message, DWORD pid)
 
 /* ---- requests without a program ---- */
 
-/* Changes to the registry: u8 root (0 the machine's, 1 the user's), u8 what (0 set, 1 remove the
- * value, 2 remove the key), u32 type, text key, text name, u32 size, data. */
+/* Changes to the registry: u8 root (0 the machine's, 1 the user's, 2 all users'), u8 what (0 set,
+ * 1 remove the value, 2 remove the key), u32 type, text key, text name, u32 size, data. */
 static DWORD change_registry(struct reader *reader)
 {
-    HKEY root = *bytes(reader, 1) ? HKEY_CURRENT_USER : HKEY_LOCAL_MACHINE, opened = NULL;
+    HKEY roots[] = {HKEY_LOCAL_MACHINE, HKEY_CURRENT_USER, HKEY_USERS}, opened = NULL;
+    HKEY root = roots[*bytes(reader, 1) % 3];
     BYTE what = *bytes(reader, 1);
     DWORD type = get32(bytes(reader, 4));
     WCHAR *key = text(reader, MAX_TEXT), *name = text(reader, MAX_TEXT);

@@ -240,6 +240,7 @@ async def test_a_program_that_hears_nothing_ends_at_a_stop(shell: Shell) -> None
     async with running:
         await running.signal(Signal.SHUTDOWN)
         assert await heard.rest(5) == ["waiting\r"]
+        assert await running.wait() == INTERRUPTED
 
 
 async def test_a_program_whose_handler_returned_is_ended_as_windows_does(shell: Shell) -> None:
@@ -248,6 +249,19 @@ async def test_a_program_whose_handler_returned_is_ended_as_windows_does(shell: 
         await running.signal(Signal.SHUTDOWN)
         assert await heard.rest(10) == ["waiting\r", "event 6\r"]
         assert await running.wait() == INTERRUPTED
+
+
+async def test_a_stop_is_the_same_for_a_32bit_program(base_32bit: Base, tmp_path: Path) -> None:
+    program = windows_programs.c_program("launched", architecture="x86")
+    layer = unpack_content(base_32bit, {"app/launched.exe": program}, tmp_path)
+    with windows_shell(base_32bit, layer, tmp_path / "narrow") as narrow:
+        await asyncio.wait_for(narrow.agent.ping(), 60)
+        for word, said in (("sleep", []), ("stubborn", ["event 6\r"])):
+            running, heard = await start(narrow, f"C:\\app\\launched.exe {word}")
+            async with running:
+                await running.signal(Signal.SHUTDOWN)
+                assert await heard.rest(10) == ["waiting\r", *said]
+                assert await running.wait() == INTERRUPTED
 
 
 async def test_a_kill_ends_the_whole_tree(shell: Shell) -> None:

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "programs"
@@ -36,20 +36,20 @@ def cache() -> Path:
 
 
 def node() -> Path:
-    return _once("node.exe", NODE, _download_node)
+    return once("node.exe", NODE, _download_node)
 
 
 def ruff(platform: str = "win_amd64") -> Path:
-    return _once("ruff.exe", f"{RUFF} {platform}", lambda to: _download_wheel(RUFF, platform, to))
+    return once("ruff.exe", f"{RUFF} {platform}", lambda to: _download_wheel(RUFF, platform, to))
 
 
 def ninja() -> Path:
-    return _once("ninja.exe", NINJA, lambda to: _download_wheel(NINJA, "win_amd64", to))
+    return once("ninja.exe", NINJA, lambda to: _download_wheel(NINJA, "win_amd64", to))
 
 
 def go_program(architecture: str = "amd64", name: str = "hello") -> Path:
     source = SOURCES / f"{name}.go"
-    return _once(
+    return once(
         f"{name}-go.exe",
         source.read_text() + architecture,
         lambda to: _run(
@@ -63,18 +63,25 @@ def go_program(architecture: str = "amd64", name: str = "hello") -> Path:
     )
 
 
-def c_program(name: str) -> Path:
-    source = SOURCES / f"{name}.c"
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-Os", "-s"]
-    command += ["-Wall", "-Wextra", "-Werror", str(source), "-o"]
-    return _once(f"{name}.exe", source.read_text(), lambda to: _run([*command, str(to)]))
+def c_program(
+    name: str,
+    sources: Path = SOURCES,
+    libraries: Sequence[str] = (),
+    architecture: str = "x86_64",
+) -> Path:
+    source, target = sources / f"{name}.c", f"{architecture}-windows-gnu"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-Os", "-s"]
+    command += ["-Wall", "-Wextra", "-Werror", str(source)]
+    command += [*(f"-l{library}" for library in libraries), "-o"]
+    decides = source.read_text() + target
+    return once(f"{name}.exe", decides, lambda to: _run([*command, str(to)]))
 
 
 def zig_program() -> Path:
     source = SOURCES / "hello.zig"
     command = [sys.executable, "-m", "ziglang", "build-exe", str(source)]
     command += ["-target", "x86_64-windows", "-OReleaseSmall"]
-    return _once(
+    return once(
         "hello-zig.exe", source.read_text(), lambda to: _run([*command, f"-femit-bin={to}"])
     )
 
@@ -83,10 +90,10 @@ def crashing_program() -> Path:
     source = SOURCES / "crash.c"
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-Os"]
     command += ["-nostdlib", "-ffreestanding", "-Wl,-e,start", str(source)]
-    return _once("crash.exe", source.read_text(), lambda to: _run([*command, "-o", str(to)]))
+    return once("crash.exe", source.read_text(), lambda to: _run([*command, "-o", str(to)]))
 
 
-def _once(name: str, decides: str, make: Make) -> Path:
+def once(name: str, decides: str, make: Make) -> Path:
     """The program in the cache, made first if it is absent."""
     key = hashlib.sha256(f"{name}\n{decides}".encode()).hexdigest()[:16]
     folder = cache() / f"program-{key}"
