@@ -16,6 +16,7 @@ from winpod.cri.rpc import IMAGE, Client, RemoteError, add_service, new_server
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.windows.builds import parse_build
+from winpod.windows.handlers import KNOWN
 
 HYPERVISOR_2019 = "runhcs-wcow-hypervisor-17763"
 PROCESS = "runhcs-wcow-process"
@@ -32,7 +33,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
     with Store(tmp_path / "root", host=host) as store:
         async with Puller(store) as puller:
             server = new_server()
-            add_service(server, IMAGE, ImageService(store, puller, host, sandbox_handler))
+            add_service(server, IMAGE, ImageService(store, puller, host, KNOWN, sandbox_handler))
             target = f"unix:{tmp_path}/cri.sock"
             server.add_insecure_port(target)
             await server.start()

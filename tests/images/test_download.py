@@ -22,7 +22,6 @@ from tests.images.windows_images import (
     layer,
     make,
 )
-from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.credentials import read_docker_config
 from winpod.images.errors import (
     AccessDenied,
@@ -34,6 +33,7 @@ from winpod.images.errors import (
 from winpod.images.manifests import Bundle
 from winpod.images.pull import pull
 from winpod.images.recognise import FOREIGN_TYPES
+from winpod.images.settings import BasePolicy, ImageSettings
 from winpod.images.store import BLOB, Store, StoredImage
 from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.handlers import PROCESS

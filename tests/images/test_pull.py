@@ -39,7 +39,6 @@ from tests.images.windows_images import (
     two_builds,
 )
 from winpod.images import pull_worker
-from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, NotPulled
 from winpod.images.layers import peek_base, unpack_layer
 from winpod.images.layout import write_image
@@ -50,13 +49,14 @@ from winpod.images.pull_worker import Job
 from winpod.images.push import push_image
 from winpod.images.recognise import count_base_layers
 from winpod.images.references import parse_reference
+from winpod.images.settings import BasePolicy, ImageSettings
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import DEFAULT_HOST, Build
 from winpod.windows.errors import WinpodError
-from winpod.windows.handlers import HYPERVISOR, PROCESS, Handler, UnknownHandler, get_handler
+from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handler, UnknownHandler
 from winpod.windows.objects import Narrowing
 
-GUEST_2019 = get_handler("runhcs-wcow-hypervisor-1809")
+GUEST_2019 = KNOWN.get("runhcs-wcow-hypervisor-1809")
 BUILDS = bundle(two_builds())
 FORK = multiprocessing.get_context("fork")
 
@@ -95,7 +95,7 @@ async def push(registry: str, name: str, image: Bundle) -> str:
 def test_the_handler_is_the_requests_then_the_annotations_then_the_sandboxs(
     runtime_handler: str, annotations: Mapping[str, str], sandbox: str, handler: Handler
 ) -> None:
-    assert resolve_handler(runtime_handler, annotations, sandbox) == handler
+    assert resolve_handler(KNOWN, runtime_handler, annotations, sandbox) == handler
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_handler_is_the_requests_then_the_annotations_then_the_sandboxs(
 )
 def test_an_unknown_handler_is_an_error(request_: tuple[str, Mapping[str, str], str]) -> None:
     with pytest.raises(UnknownHandler, match='no runtime for "runc" is configured'):
-        resolve_handler(*request_)
+        resolve_handler(KNOWN, *request_)
 
 
 async def test_the_manifest_is_chosen_by_the_handlers_build(registry: str, store: Store) -> None:

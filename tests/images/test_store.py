@@ -30,9 +30,9 @@ from winpod.images.store import BLOB, LAYER, Store, StoredImage
 from winpod.images.store_lock import FileLock
 from winpod.windows.builds import DEFAULT_HOST, Build
 from winpod.windows.errors import InvalidInput
-from winpod.windows.handlers import HYPERVISOR, PROCESS, UnknownHandler, get_handler
+from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, UnknownHandler
 
-GUEST_2019 = get_handler("runhcs-wcow-hypervisor-17763")
+GUEST_2019 = KNOWN.get("runhcs-wcow-hypervisor-17763")
 FORK = multiprocessing.get_context("fork")
 
 
@@ -55,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def add(
     store: Store, layout: Path, name: str, handler: str = "", host: Build = DEFAULT_HOST
 ) -> StoredImage:
-    return asyncio.run(pull(store, f"oci:{layout}:{name}", get_handler(handler), host))
+    return asyncio.run(pull(store, f"oci:{layout}:{name}", KNOWN.get(handler), host))
 
 
 def test_an_empty_store_has_nothing_and_answers(store: Store) -> None:

@@ -12,7 +12,7 @@ from winpod.windows.quantities import parse_quantity
 from winpod.windows.reading import Amounts
 
 CONTAINERD = frozenset((PROCESS.name, HYPERVISOR.name))
-WINPOD = frozenset(KNOWN)
+WINPOD = frozenset(KNOWN.named)
 OS_TAINT = Taint("os", "windows", "NoSchedule")
 
 

@@ -21,7 +21,7 @@ from tests.windows.fleet import (
     tolerate_os,
 )
 from winpod.windows.builds import Build, parse_build
-from winpod.windows.handlers import find_handler
+from winpod.windows.handlers import KNOWN
 from winpod.windows.isolation import Isolation, fits_host, guest_fits_host
 from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass, Taint, Toleration
 from winpod.windows.objects import NodeTerm as Term
@@ -670,7 +670,7 @@ def test_a_chosen_node_satisfies_every_rule(
     assert not where.unschedulable or asked.node_name or Toleration("", "Exists") in tolerations
     assert asked.node_name in ("", where.name)
     name = chosen.handler if chosen else ""
-    handler = find_handler(name)
+    handler = KNOWN.find(name)
     assert handler is not None
     kernel = handler.kernel(host)
     assert guest_fits_host(kernel, host)

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from winpod.cli.image import human_size
 from winpod.cli.images import Format
+from winpod.cri.config import read_config
 from winpod.images import base as bases
 from winpod.images.base import STEPS, Base, Step
-from winpod.images.config import read_config
 from winpod.windows.errors import NotFound
 
 app = typer.Typer(help="Build, show and remove the Windows that containers run on.")

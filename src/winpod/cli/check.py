@@ -17,6 +17,7 @@ from winpod.cli.check_json import json_lines
 from winpod.cli.check_sarif import to_sarif
 from winpod.cli.check_table import print_table
 from winpod.cluster.check import Fleet, Report, check, default_fleet
+from winpod.cri.config import read_config
 from winpod.images.source import ImageSources
 from winpod.node.manifests import Manifests, read_manifests
 from winpod.windows.errors import InvalidInput
@@ -116,7 +117,9 @@ async def _check(
 ) -> Report:
     with _progress() as on_image:
         async with ImageSources(layouts=layouts, offline=offline, sizes=False) as sources:
-            return await check(manifests, fleet, sources, on_image=on_image)
+            return await check(
+                manifests, fleet, sources, on_image=on_image, handlers=read_config().handlers
+            )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from winpod.cli.image import human_size
-from winpod.images.config import read_config
+from winpod.cri.config import read_config
 from winpod.images.references import parse_reference
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import parse_build, parse_version
@@ -46,7 +46,8 @@ def command(
 ) -> None:
     """List the images that were pulled: each name, for each handler."""
     host = parse_build(host_build) if host_build else None
-    with Store(root or read_config().root, host=host) as store:
+    config = read_config()
+    with Store(root or config.root, host=host, handlers=config.handlers) as store:
         images = store.images(handler)
     if output is Format.JSON:
         print(json.dumps([image_as_json(image) for image in images], indent=2))

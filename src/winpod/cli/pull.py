@@ -25,10 +25,11 @@ from rich.progress import (
 )
 
 from winpod.cli.images import Format, image_as_json, short_id
-from winpod.images.config import BasePolicy, Config, read_config
+from winpod.cri.config import Config, read_config
 from winpod.images.credentials import read_docker_config
 from winpod.images.pull import LOG, LayerProgress, LayerState, pull
 from winpod.images.pull_choice import resolve_handler
+from winpod.images.settings import BasePolicy
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import Handler
@@ -75,8 +76,8 @@ def command(
     ] = Format.TEXT,
 ) -> None:
     """Pull a Windows image for a handler: the manifest that its build runs, and its layers."""
-    chosen = resolve_handler(handler)
     config = read_config()
+    chosen = resolve_handler(config.handlers, handler)
     if root:
         config = replace(config, root=root)
     if host_build:
@@ -98,7 +99,7 @@ async def _pull(reference: str, handler: Handler, config: Config) -> StoredImage
     task = asyncio.current_task()
     if task:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with Store(config.root) as store, _shown() as progress:
+    with Store(config.root, handlers=config.handlers) as store, _shown() as progress:
         return await pull(
             store,
             reference,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from winpod.cli.images import Format, image_as_json, short_id
-from winpod.images.config import read_config
+from winpod.cri.config import read_config
 from winpod.images.store import Store, StoredImage
 from winpod.windows.errors import InvalidInput
 
@@ -41,7 +41,8 @@ def command(
         raise InvalidInput("No image was named.", "Write REF or ID, or --all and nothing else.")
     gone: list[StoredImage] = []
     missing = False
-    with Store(root or read_config().root) as store:
+    config = read_config()
+    with Store(root or config.root, handlers=config.handlers) as store:
         if everything:
             names = list(dict.fromkeys(image.id for image in store.images(handler)))
         for name in names or ():

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from winpod.cli.pull import Root
+from winpod.cri.config import read_config
 from winpod.cri.local import SOCKET, Place, assembled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
-from winpod.images.config import read_config
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.quantities import parse_quantity
@@ -56,7 +56,7 @@ def command(
     """
     config = read_config()
     host = parse_build(host_build) if host_build else config.host_build
-    place = Place(root or config.root, host, images=config.images)
+    place = Place(root or config.root, host, config.images, config.handlers, config.network)
     container = api.ContainerConfig(
         metadata=api.ContainerMetadata(name="run"),
         image=api.ImageSpec(image=image),

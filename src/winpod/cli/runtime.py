@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from winpod.cli.pull import Root
+from winpod.cri.config import read_config
 from winpod.cri.local import SOCKET, Place, assembled
-from winpod.images.config import read_config
 from winpod.windows.builds import parse_build
 
 _log = logging.getLogger("winpod")
@@ -49,7 +50,8 @@ def command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = read_config()
     host = parse_build(host_build) if host_build else config.host_build
-    place = Place(root or config.root, host, cni, config.images)
+    network = replace(config.network, cni=cni) if cni else config.network
+    place = Place(root or config.root, host, config.images, config.handlers, network)
     asyncio.run(_serve(place, [f"unix:{socket}", *([tcp] if tcp else [])]))
 
 

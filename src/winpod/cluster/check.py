@@ -17,6 +17,7 @@ from winpod.node.manifests import Manifests, Workload
 from winpod.windows.advice import advise
 from winpod.windows.builds import supported_ltsc
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
+from winpod.windows.handlers import KNOWN, Handlers
 from winpod.windows.objects import OS_LABEL, Node, Pod, RuntimeClass
 from winpod.windows.placement import Cluster, default_nodes, intended_os
 from winpod.windows.platforms import Image
@@ -104,13 +105,14 @@ async def check(
     sources: ImageSources,
     *,
     on_image: Callable[[int, int], None],
+    handlers: Handlers = KNOWN,
 ) -> Report:
     """Look the images up, then decide. `on_image` hears how many of how many are known.
 
     RuntimeClasses of the manifests take the place of the fleet's, as applying them would.
     """
     lookups = await _look_up(manifests, sources, on_image)
-    cluster = Cluster(fleet.nodes, (*fleet.classes, *manifests.classes))
+    cluster = Cluster(fleet.nodes, (*fleet.classes, *manifests.classes), handlers)
     checker = _Checker(cluster, lookups, fleet.real)
     return Report(
         cluster,
@@ -207,7 +209,7 @@ class _Checker:
     def _decide(
         self, pod: Pod, images: Mapping[str, Image]
     ) -> tuple[str, Placement, tuple[str, ...]]:
-        os = intended_os(pod, self._cluster.classes, images)
+        os = intended_os(pod, self._cluster.classes, images, self._cluster.handlers)
         placement = self._cluster.place(pod, images)
         return os, placement, advise(pod, placement, self._cluster, images)
 

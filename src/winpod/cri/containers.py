@@ -32,8 +32,8 @@ from winpod.images.pull_choice import narrowing_of
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import Build, parse_version
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
-from winpod.windows.handlers import get_handler
-from winpod.windows.paths import is_pipe
+from winpod.windows.handlers import Handlers
+from winpod.windows.paths import is_pipe, machine_path
 
 _log = logging.getLogger(__name__)
 _PAGE = 100
@@ -52,6 +52,7 @@ class Containers:
         backend: Backend,
         store: Store,
         host: Build,
+        handlers: Handlers,
         host_cpus: int,
         changed: Callable[[str, api.ContainerEventType, Sandbox], None],
     ) -> None:
@@ -59,6 +60,7 @@ class Containers:
         self._backend = backend
         self._store = store
         self._host = host
+        self._handlers = handlers
         self._host_cpus = host_cpus
         self._changed = changed
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -103,7 +105,7 @@ class Containers:
         return await variant_for(
             self._store,
             config.image.image,
-            get_handler(sandbox.handler),
+            self._handlers.get(sandbox.handler),
             self._host,
             narrowing_of(annotations),
         )
@@ -370,7 +372,8 @@ def _write_resources(resources: api.WindowsContainerResources, asked: Asked) -> 
 
 
 def _mount(mount: api.Mount) -> Mount:
-    return Mount(mount.host_path, mount.container_path, _kind(mount.host_path), mount.readonly)
+    source = machine_path(mount.host_path)
+    return Mount(source, mount.container_path, _kind(source), mount.readonly)
 
 
 def _kind(source: str) -> SourceKind:
@@ -390,4 +393,4 @@ def _kind(source: str) -> SourceKind:
 def _log_path(sandbox: Sandbox, config: api.ContainerConfig) -> str:
     if not sandbox.known.log_directory or not config.log_path:
         return ""
-    return str(Path(sandbox.known.log_directory) / config.log_path)
+    return str(Path(machine_path(sandbox.known.log_directory)) / config.log_path)

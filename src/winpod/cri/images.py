@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from winpod.cri.proto import api_pb2 as api
@@ -23,7 +23,7 @@ from winpod.images.pull_choice import narrowing_of, resolve_handler
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
-from winpod.windows.handlers import Handler
+from winpod.windows.handlers import Handler, Handlers
 
 SandboxHandler = Callable[[api.PodSandboxConfig], str]
 """The handler of the sandbox that a config describes, empty where there is none."""
@@ -46,11 +46,17 @@ class ImageService:
     """The CRI's ImageService over one store, for one host build."""
 
     def __init__(
-        self, store: Store, puller: Puller, host: Build, sandbox_handler: SandboxHandler
+        self,
+        store: Store,
+        puller: Puller,
+        host: Build,
+        handlers: Handlers,
+        sandbox_handler: SandboxHandler,
     ) -> None:
         self._store = store
         self._puller = puller
         self._host = host
+        self._handlers = handlers
         self._sandbox_handler = sandbox_handler
 
     async def list_images(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
@@ -66,9 +72,9 @@ class ImageService:
     async def _listed(self, wanted: api.ImageFilter) -> list[api.Image]:
         spec = wanted.image
         if not spec.image:
-            handler = resolve_handler(spec.runtime_handler).name if spec.runtime_handler else None
+            handler = spec.runtime_handler or None
             return [_image(i) for i in await asyncio.to_thread(self._store.images, handler)]
-        found = await self._find(spec, resolve_handler(spec.runtime_handler, spec.annotations))
+        found = await self._find(spec)
         return [_image(found)] if found else []
 
     async def image_status(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
@@ -76,19 +82,23 @@ class ImageService:
         spec = request.image
         if not spec.image:
             raise InvalidInput("no image was named to tell the status of.")
-        found = await self._find(spec, resolve_handler(spec.runtime_handler, spec.annotations))
+        found = await self._find(spec)
         if found is None:
             return api.ImageStatusResponse()
         info = {"info": self._details(found)} if request.verbose else {}
         return api.ImageStatusResponse(image=_image(found), info=info)
 
-    async def _find(self, spec: api.ImageSpec, handler: Handler) -> StoredImage | None:
+    async def _find(self, spec: api.ImageSpec) -> StoredImage | None:
+        handler = self._handler(spec.runtime_handler, spec.annotations)
         try:
             return await variant_for(
                 self._store, spec.image, handler, self._host, narrowing_of(spec.annotations)
             )
         except NotPulled:
             return None
+
+    def _handler(self, named: str, annotations: Mapping[str, str], sandbox: str = "") -> Handler:
+        return resolve_handler(self._handlers, named, annotations, sandbox)
 
     def _details(self, image: StoredImage) -> str:
         manifest = parse_document(self._store.content(image.manifest), image.manifest)
@@ -102,7 +112,7 @@ class ImageService:
         annotations = {**request.sandbox_config.annotations, **spec.annotations}
         pulled = await self._puller.pull(
             spec.image,
-            resolve_handler(spec.runtime_handler, annotations, sandbox),
+            self._handler(spec.runtime_handler, annotations, sandbox),
             self._host,
             credentials=tuple(_credentials(request.auth)),
             narrowing=narrowing_of(annotations),
@@ -115,8 +125,7 @@ class ImageService:
         if not spec.image:
             raise InvalidInput("no image was named to remove.")
         named = spec.runtime_handler or spec.annotations.get("kubernetes.io/runtimehandler", "")
-        handler = resolve_handler(named).name if named else None
-        await asyncio.to_thread(self._store.remove, spec.image, handler)
+        await asyncio.to_thread(self._store.remove, spec.image, named or None)
         return api.RemoveImageResponse()
 
     async def image_fs_info(self, request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:

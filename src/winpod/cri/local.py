@@ -9,30 +9,33 @@ from pathlib import Path
 
 from winpod.compute.wine import WineBackend
 from winpod.cri.server import Parts, Server
+from winpod.cri.settings import SOCKET
 from winpod.cri.state import State
 from winpod.images.base import find_base
-from winpod.images.config import ImageSettings
 from winpod.images.pull import Puller
+from winpod.images.settings import ImageSettings
 from winpod.images.store import Store
 from winpod.images.store_lock import FileLock
 from winpod.network.cni import Cni
 from winpod.network.namespaces import Namespaces
-from winpod.network.plugins import DEFAULT_DIRECTORIES
 from winpod.network.sandboxes import SandboxNetworks
+from winpod.network.settings import NetworkSettings
 from winpod.windows.builds import Build
 from winpod.windows.errors import NotFound, Unavailable
+from winpod.windows.handlers import KNOWN, Handlers
 
-SOCKET = Path("/run/winpod/winpod.sock")
+__all__ = ["SOCKET", "Place", "RuntimeBusy", "assembled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a runtime keeps what it has. `cni` holds the networks; an empty one gets a default."""
+    """Where a runtime keeps what it has, and what it is made with."""
 
     root: Path
     host: Build
-    cni: Path | None = None
     images: ImageSettings = field(default_factory=ImageSettings)
+    handlers: Handlers = KNOWN
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
     @property
     def own(self) -> Path:
@@ -62,16 +65,20 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
         state = State(place.own / "state.db")
         networks = _networks(place)
         backend = WineBackend(place.own, base, networks.namespaces.path)
-        with Store(place.root, host=place.host) as store:
+        with Store(place.root, host=place.host, handlers=place.handlers) as store:
             async with Puller(store, place.images) as puller:
-                yield Server(Parts(state, store, puller, backend, networks, place.host))
+                yield Server(
+                    Parts(state, store, puller, backend, networks, place.host, place.handlers)
+                )
         state.close()
     finally:
         lock.release()
 
 
 def _networks(place: Place) -> SandboxNetworks:
-    cni = Cni(place.cni or place.own / "cni/net.d", DEFAULT_DIRECTORIES, place.own / "cni/cache")
-    if place.cni is None:
-        cni.write_default(leases=place.own / "cni/leases")
+    settings = place.network
+    directory = settings.cni or place.own / "cni/net.d"
+    cni = Cni(directory, settings.plugins, place.own / "cni/cache")
+    if settings.cni is None:
+        cni.write_default(settings.subnets, leases=place.own / "cni/leases")
     return SandboxNetworks(Namespaces(place.own / "netns"), cni)

@@ -16,7 +16,7 @@ from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
 from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
-from winpod.windows.handlers import Handler, get_handler
+from winpod.windows.handlers import Handler, Handlers
 from winpod.windows.isolation import Isolation
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Sandboxes:
         state: State,
         backend: Backend,
         networks: Networks,
+        handlers: Handlers,
         stop_container: Callable[[Container], Awaitable[None]],
         remove_container: Callable[[Container], Awaitable[None]],
         changed: Callable[[str, api.ContainerEventType, Sandbox], None],
@@ -64,12 +65,13 @@ class Sandboxes:
         self._state = state
         self._backend = backend
         self._networks = networks
+        self._handlers = handlers
         self._stop_container = stop_container
         self._remove_container = remove_container
         self._changed = changed
 
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
-        handler = get_handler(request.runtime_handler)
+        handler = self._handlers.get(request.runtime_handler)
         config = request.config
         _check(config, handler)
         sandbox = Sandbox(

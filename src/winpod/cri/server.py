@@ -18,7 +18,7 @@ from winpod.cri.streams import Streams
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.windows.builds import Build
-from winpod.windows.handlers import PROCESS
+from winpod.windows.handlers import KNOWN, PROCESS, Handlers
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Parts:
     backend: Backend
     networks: Networks
     host: Build
+    handlers: Handlers = KNOWN
 
 
 class Server:
@@ -41,11 +42,21 @@ class Server:
         self._runtime = Runtime(state, parts.host, (PROCESS,), parts.networks.trouble)
         cpus = len(os.sched_getaffinity(0))
         changed = self._runtime.changed
-        self._containers = Containers(state, backend, parts.store, parts.host, cpus, changed)
-        self._sandboxes = Sandboxes(
-            state, backend, parts.networks, self._containers.end, self._containers.remove, changed
+        self._containers = Containers(
+            state, backend, parts.store, parts.host, parts.handlers, cpus, changed
         )
-        images = ImageService(parts.store, parts.puller, parts.host, self._sandboxes.handler_of)
+        self._sandboxes = Sandboxes(
+            state,
+            backend,
+            parts.networks,
+            parts.handlers,
+            self._containers.end,
+            self._containers.remove,
+            changed,
+        )
+        images = ImageService(
+            parts.store, parts.puller, parts.host, parts.handlers, self._sandboxes.handler_of
+        )
         self._server = new_server()
         stats = Stats(state, backend)
         self._streams = Streams(state, backend, parts.networks)

@@ -20,7 +20,6 @@ from typing import Any, Self
 from uuid import uuid4
 
 from winpod.images.base import find_base
-from winpod.images.config import BasePolicy, ImageSettings
 from winpod.images.credentials import CredentialSource
 from winpod.images.download import finish
 from winpod.images.errors import BadContent, ImageNotFound, NoSpace, NotPulled
@@ -43,6 +42,7 @@ from winpod.images.pull_unpack import Arrival, Unpackers
 from winpod.images.pull_worker import Job, WrongDigest
 from winpod.images.recognise import FOREIGN_TYPES, count_base_layers
 from winpod.images.references import Reference, parse_reference
+from winpod.images.settings import BasePolicy, ImageSettings
 from winpod.images.store import (
     BLOB,
     DOCUMENT,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from winpod.images.errors import NoMatch
 from winpod.windows.builds import Build, parse_version
-from winpod.windows.handlers import Handler, find_handler, get_handler, hypervisor_for
+from winpod.windows.handlers import KNOWN, Handler, Handlers, hypervisor_for
 from winpod.windows.isolation import guest_fits_host
 from winpod.windows.objects import Narrowing, read_narrowing
 from winpod.windows.platforms import Image, Manifest, Platform, Wanted, choose_manifest
@@ -23,13 +23,14 @@ HANDLER_ANNOTATION = "kubernetes.io/runtimehandler"
 
 
 def resolve_handler(
+    handlers: Handlers,
     runtime_handler: str = "",
     annotations: Mapping[str, str] | None = None,
     sandbox_handler: str = "",
 ) -> Handler:
     """The handler that a request is for; a name that is not known is an error."""
     asked = (annotations or {}).get(HANDLER_ANNOTATION, "")
-    return get_handler(runtime_handler or asked or sandbox_handler)
+    return handlers.get(runtime_handler or asked or sandbox_handler)
 
 
 def narrowing_of(annotations: Mapping[str, str]) -> Narrowing:
@@ -101,5 +102,5 @@ def _other_handlers(image: Image, asked: Asked) -> str:
         for build in builds
         if build and guest_fits_host(build, asked.host)
     }
-    known = [name for name in names if find_handler(name)]
+    known = [name for name in names if KNOWN.find(name)]
     return f"On this host it runs with --handler {' or '.join(known)}." if known else ""

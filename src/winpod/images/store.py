@@ -36,7 +36,7 @@ from winpod.images.store_schema import open_database
 from winpod.images.store_size import LayerSize
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
-from winpod.windows.handlers import get_handler
+from winpod.windows.handlers import KNOWN, PROCESS, Handlers
 
 GRACE_SECONDS = 24 * 3600.0
 _SHORT_ID = 4
@@ -136,9 +136,15 @@ class Store:
     """
 
     def __init__(
-        self, root: Path, *, host: Build | None = None, grace_seconds: float = GRACE_SECONDS
+        self,
+        root: Path,
+        *,
+        host: Build | None = None,
+        handlers: Handlers = KNOWN,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self.root = root
+        self._handlers = handlers
         self._host = str(host.base) if host else None
         self._grace = grace_seconds
         self._mutex = threading.RLock()
@@ -182,13 +188,13 @@ class Store:
     def images(self, handler: str | None = None) -> list[StoredImage]:
         """Every image, or those of a handler, in the order of their names."""
         with self._reading():
-            found = [self._image(*key) for key in self._keys(_canonical(handler))]
+            found = [self._image(*key) for key in self._keys(self._canonical(handler))]
         return sorted(found, key=lambda i: (i.tags or ("~",), i.digests, i.handler, i.host))
 
     def find(self, text: str, handler: str = "", host: Build | None = None) -> StoredImage | None:
         """The image that a name or an id means to a handler."""
         with self._reading():
-            keys = self._matching(text, get_handler(handler).name)
+            keys = self._matching(text, self._handlers.get(handler).name)
             if host:
                 keys = [key for key in keys if key[0] == str(host.base)]
             return self._image(*keys[0]) if keys else None
@@ -257,7 +263,7 @@ class Store:
         What is not there is nothing to remove, so of several removals at once none fails.
         """
         with self._writing(durable=True):
-            keys = self._matching(text, _canonical(handler))
+            keys = self._matching(text, self._canonical(handler))
             if handler is None:
                 ids = {key[2] for key in keys}
                 keys = [key for key in self._keys(None) if key[2] in ids]
@@ -277,7 +283,7 @@ class Store:
 
     def _set_pinned(self, text: str, handler: str | None, pinned: bool) -> None:
         with self._writing():
-            keys = self._matching(text, _canonical(handler))
+            keys = self._matching(text, self._canonical(handler))
             if not keys:
                 raise not_pulled(text, handler)
             self._database.executemany(
@@ -587,6 +593,9 @@ class Store:
 
     # Reading rows
 
+    def _canonical(self, handler: str | None) -> str | None:
+        return None if handler is None else self._handlers.get(handler).name
+
     def _keys(self, handler: str | None, *, everywhere: bool = False) -> list[Key]:
         host = None if everywhere else self._host
         rows = self._database.execute("SELECT host, handler, id FROM images")
@@ -725,15 +734,11 @@ class Store:
 
 
 def not_pulled(text: str, handler: str | None) -> NotPulled:
-    name = get_handler(handler or "").name
+    name = handler or PROCESS.name
     return NotPulled(
         f'failed to resolve image "{text}": not found for the handler {name}.',
         f"Pull it: winpod pull --handler {name} {text}",
     )
-
-
-def _canonical(handler: str | None) -> str | None:
-    return None if handler is None else get_handler(handler).name
 
 
 def disk_full(root: Path) -> NoSpace:

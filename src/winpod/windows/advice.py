@@ -12,7 +12,14 @@ from heapq import heappop, heappush
 from itertools import count
 
 from winpod.windows.builds import Build
-from winpod.windows.handlers import HYPERVISOR, PROCESS, Handler, find_handler, hypervisor_for
+from winpod.windows.handlers import (
+    HYPERVISOR,
+    KNOWN,
+    PROCESS,
+    Handler,
+    Handlers,
+    hypervisor_for,
+)
 from winpod.windows.objects import (
     ARCH_LABEL,
     BUILD_LABEL,
@@ -40,10 +47,11 @@ class Situation:
     node: Node
     classes: dict[str, RuntimeClass]
     images: Images
+    handlers: Handlers = KNOWN
 
     def verdict(self) -> Verdict:
         admitted, refusals = admit(self.pod, self.classes)
-        verdict = judge(admitted, self.node, self.images)
+        verdict = judge(admitted, self.node, self.images, self.handlers)
         if not refusals:
             return verdict
         return replace(verdict, outcome=Outcome.BLOCKED, reasons=refusals + verdict.reasons)
@@ -98,7 +106,8 @@ def _make_fit(pod: Pod, placement: Placement, cluster: Cluster, images: Images) 
     nodes = {node.name: node for node in cluster.nodes}
     best: tuple[Change, ...] = ()
     for verdict in sorted(placement.verdicts, key=lambda v: len(v.reasons)):
-        situation = Situation(pod, nodes[verdict.nodes[0]], cluster.classes, images)
+        node = nodes[verdict.nodes[0]]
+        situation = Situation(pod, node, cluster.classes, images, cluster.handlers)
         best = repair(situation, below=_cost(best) if best else _TOO_MUCH) or best
     if not best:
         return _another_node(pod, cluster.classes, images)
@@ -175,7 +184,7 @@ def _guest_class(_: Reason, situation: Situation) -> Change | None:
         return None
     for guest in _older_builds(situation.images, situation.pod, host):
         handler = hypervisor_for(guest)
-        if node.handlers is not None and not _serves(node, handler):
+        if node.handlers is not None and not _serves(node, handler, situation.handlers):
             continue
         name = f"windows-{guest.release.short_name if guest.release else guest.number}-hyperv"
         new = RuntimeClass(name, handler.name, ((BUILD_LABEL, str(host)), (OS_LABEL, "windows")))
@@ -189,8 +198,8 @@ def _guest_class(_: Reason, situation: Situation) -> Change | None:
     return None
 
 
-def _serves(node: Node, handler: Handler) -> bool:
-    return any(find_handler(name) == handler for name in node.handlers or ())
+def _serves(node: Node, handler: Handler, handlers: Handlers) -> bool:
+    return any(handlers.find(name) == handler for name in node.handlers or ())
 
 
 def _older_builds(images: Images, pod: Pod, host: Build) -> Iterator[Build]:
@@ -209,7 +218,7 @@ def _new_image(reason: Reason, situation: Situation) -> Change | None:
     node = situation.node
     if image is None:
         return None
-    handler = find_handler(admit(situation.pod, situation.classes)[0].handler)
+    handler = situation.handlers.find(admit(situation.pod, situation.classes)[0].handler)
     kernel = (handler or PROCESS).kernel(node.build) if node.build else None
     version = str(kernel) if kernel and node.os == "windows" else ""
     platform = Platform(node.os, node.architecture, os_version=version)
@@ -245,7 +254,7 @@ def _without_label(situation: Situation, reason: Reason) -> Situation:
 
 
 def _configure_handler(reason: Reason, situation: Situation) -> Change | None:
-    node, handler = situation.node, find_handler(reason.about)
+    node, handler = situation.node, situation.handlers.find(reason.about)
     if handler is None or node.handlers is None:
         return None
     name = handler.name if node.runtime == "winpod" else reason.about

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from winpod.windows.builds import Build
-from winpod.windows.handlers import HYPERVISOR, PROCESS, find_handler
+from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handlers
 from winpod.windows.objects import (
     ARCH_LABEL,
     BUILD_LABEL,
@@ -38,23 +38,25 @@ from winpod.windows.starting import Images, start_on
 from winpod.windows.verdicts import Outcome, Placement, Reason, Status, Verdict
 
 
-def judge(admitted: Admitted, node: Node, images: Images) -> Verdict:
+def judge(admitted: Admitted, node: Node, images: Images, handlers: Handlers = KNOWN) -> Verdict:
     """One node's verdict, with every reason that speaks against it.
 
     A node that the pod itself does not select is asked nothing more.
     """
-    verdict = _judge_apart_from_room(admitted, node, images)
+    verdict = _judge_apart_from_room(admitted, node, images, handlers)
     wanted = needs(admitted.pod)
     if is_out_of_reach(verdict.reasons) or has_room(node, wanted):
         return verdict
     return _with_lack(verdict, lack_of_room(wanted, [node]))
 
 
-def _judge_apart_from_room(admitted: Admitted, node: Node, images: Images) -> Verdict:
+def _judge_apart_from_room(
+    admitted: Admitted, node: Node, images: Images, handlers: Handlers
+) -> Verdict:
     unscheduled = tuple(scheduling_reasons(admitted, node))
     if is_out_of_reach(unscheduled):
         return Verdict((node.name,), Outcome.BLOCKED, kernel=node.build, reasons=unscheduled)
-    start = start_on(admitted, node, images)
+    start = start_on(admitted, node, images, handlers)
     reasons = unscheduled + start.reasons
     if unscheduled:
         outcome = Outcome.BLOCKED
@@ -100,8 +102,14 @@ _Judged = tuple[tuple[Verdict, ...], list[tuple[Verdict, Room]]]
 class Cluster:
     """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once."""
 
-    def __init__(self, nodes: Iterable[Node], classes: Iterable[RuntimeClass] = ()) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        classes: Iterable[RuntimeClass] = (),
+        handlers: Handlers = KNOWN,
+    ) -> None:
         self.nodes = tuple(nodes)
+        self.handlers = handlers
         self.classes = {c.name: c for c in classes}
         self._groups: dict[frozenset[str], tuple[Room, ...]] = {}
         self._judged: dict[object, _Judged] = {}
@@ -138,7 +146,8 @@ class Cluster:
             far: dict[Verdict, list[str]] = {}
             reachable = []
             for room in self._alike(_labels_read(pod)):
-                verdict = replace(_judge_apart_from_room(admitted, room.nodes[0], images), nodes=())
+                verdict = _judge_apart_from_room(admitted, room.nodes[0], images, self.handlers)
+                verdict = replace(verdict, nodes=())
                 if is_out_of_reach(verdict.reasons):
                     far.setdefault(verdict, []).extend(room.names)
                 else:
@@ -203,13 +212,18 @@ def _is_own(manifest: Manifest, kernel: Build) -> bool:
     return build is not None and build.base == kernel.base
 
 
-def intended_os(pod: Pod, classes: Mapping[str, RuntimeClass], images: Images) -> str:
+def intended_os(
+    pod: Pod,
+    classes: Mapping[str, RuntimeClass],
+    images: Images,
+    handlers: Handlers = KNOWN,
+) -> str:
     """The operating system a pod is for: said by its author, else by its images, else unknown."""
     admitted, _ = admit(pod, classes)
     selector = dict(admitted.pod.node_selector)
     stated = pod.os or selector.get(OS_LABEL) or selector.get("beta.kubernetes.io/os")
     stated = stated or pod.narrowing.os or _os_of_affinity(pod)
-    if stated or find_handler(admitted.handler or " "):
+    if stated or handlers.find(admitted.handler or " "):
         return stated or "windows"
     found = [image.operating_systems() for t in pod.images if (image := images.get(t))]
     common = frozenset.intersection(*found) if found else frozenset()

@@ -107,16 +107,33 @@ class At:
             raise self.wrong("true or false")
         return self.value
 
+    def number(self, default: float, least: float, most: float) -> float:
+        if self.value is None:
+            return default
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise self.wrong("a number")
+        if not least <= self.value <= most:
+            span = f"from {least:g} to {most:g}"
+            raise InvalidField(self.path, f"is {self.value}, and must be {span}")
+        return self.value
+
+    def allow(self, *names: str) -> None:
+        """Refuse a mapping that has other keys, because nobody would read them."""
+        for key in self.names():
+            if key not in names:
+                known = ", ".join(sorted(names))
+                raise InvalidField((*self.path, key), f"is not a setting (there are {known})")
+
     def texts(self) -> tuple[str, ...]:
         return tuple(item.text() for item in self.items())
 
     def pairs(self) -> Pairs:
         """A mapping of text to text, sorted."""
-        return tuple((key, self.get(key).text()) for key in self._keys())
+        return tuple((key, self.get(key).text()) for key in self.names())
 
     def amounts(self) -> Amounts:
         """A mapping of resource names to quantities, sorted."""
-        return tuple((key, self.get(key).amount()) for key in self._keys())
+        return tuple((key, self.get(key).amount()) for key in self.names())
 
     def amount(self) -> Decimal:
         """A quantity; none is nothing, as the API takes it."""
@@ -130,7 +147,7 @@ class At:
             raise InvalidField(self.path, f'must not be negative, and is "{text}"')
         return amount
 
-    def _keys(self) -> list[str]:
+    def names(self) -> list[str]:
         if self.value is None:
             return []
         if not isinstance(self.value, dict):

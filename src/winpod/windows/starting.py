@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from winpod.windows.builds import Build
-from winpod.windows.handlers import PROCESS, Handler, find_handler
+from winpod.windows.handlers import KNOWN, PROCESS, Handler, Handlers
 from winpod.windows.isolation import Isolation, guest_fits_host, process_rule
 from winpod.windows.objects import BUILD_LABEL, Node, Pod
 from winpod.windows.platforms import Image, Manifest, Platform, Wanted, choose_manifest, matches
@@ -36,7 +36,7 @@ def _unstarted(cause: Cause, sentence: str, symptom: str = "", about: str = "") 
     return Reason(cause, Stage.START, sentence, symptom, about)
 
 
-def start_on(admitted: Admitted, node: Node, images: Images) -> Start:
+def start_on(admitted: Admitted, node: Node, images: Images, handlers: Handlers = KNOWN) -> Start:
     pod = admitted.pod
     start = Start()
     if pod.os and pod.os != node.os:
@@ -49,14 +49,14 @@ def start_on(admitted: Admitted, node: Node, images: Images) -> Start:
             ),
         )
     if node.os == "windows":
-        _start_on_windows(admitted, node, start)
+        _start_on_windows(admitted, node, handlers, start)
     if not start.reasons:
         _choose_images(pod, node, images, start)
     return start
 
 
-def _start_on_windows(admitted: Admitted, node: Node, start: Start) -> None:
-    served = find_served_handler(admitted.handler, node)
+def _start_on_windows(admitted: Admitted, node: Node, handlers: Handlers, start: Start) -> None:
+    served = find_served_handler(admitted.handler, node, handlers)
     if served is None and node.handlers is None:
         sentence = (
             f'the node does not tell its handlers, and "{admitted.handler}" is not a known one'
@@ -81,13 +81,13 @@ def _start_on_windows(admitted: Admitted, node: Node, start: Start) -> None:
     start.reasons += tuple(_isolation_reasons(admitted.pod, served, node, host))
 
 
-def find_served_handler(name: str, node: Node) -> Handler | None:
+def find_served_handler(name: str, node: Node, handlers: Handlers) -> Handler | None:
     """The handler that a node's runtime runs under this name, None where it has none.
 
     A node that lists no handlers is not asked. The older names mean something to winpod's own
     runtime only; a name that the node lists and nobody knows is a configuration of process kind.
     """
-    known = find_handler(name)
+    known = handlers.find(name)
     if name == "":
         return PROCESS
     if node.handlers is None:
