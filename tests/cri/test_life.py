@@ -29,7 +29,8 @@ class LoopbackNetworks:
         self.connected: list[str] = []
         self.failure: WinpodError | None = None
 
-    async def connect(self, attachment: Attachment) -> Attached:
+    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
+        del netns
         if self.failure:
             raise self.failure
         self.connected.append(attachment.sandbox_id)

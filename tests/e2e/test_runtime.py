@@ -33,8 +33,8 @@ class LonelyNetworks:
     def __init__(self, directory: Path) -> None:
         self.namespaces = Namespaces(directory)
 
-    async def connect(self, attachment: Attachment) -> Attached:
-        self.namespaces.create(attachment.sandbox_id)
+    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
+        self.namespaces.create(attachment.sandbox_id, netns)
         return Attached("lonely", ("127.0.0.1",), Dns(), {})
 
     async def disconnect(self, sandbox_id: str) -> None:
@@ -60,8 +60,9 @@ class LonelyNetworks:
 class Node:
     """A runtime that can be stopped, as a crash would, and started again over the same root."""
 
-    def __init__(self, root: Path, base: Base) -> None:
+    def __init__(self, root: Path, base: Base, warm: int = 0) -> None:
         self.root = root
+        self.warm = warm
         self.base = base
         self.networks = LonelyNetworks(root / "netns")
 
@@ -70,7 +71,7 @@ class Node:
         self._state = State(self.root / "state.db")
         self._store = Store(self.root / "images", host=host)
         self._puller = Puller(self._store)
-        backend = WineBackend(self.root, self.base, self.networks.namespaces.path)
+        backend = WineBackend(self.root, self.base, host, self.networks.namespaces.path, self.warm)
         parts = Parts(self._state, self._store, self._puller, backend, self.networks, host)
         self._server = Server(parts)
         target = f"unix:{self.root}/cri.sock"
@@ -240,8 +241,9 @@ async def test_an_exec_that_takes_too_long_is_ended(node: Node, home: Path, regi
             await client.call("ExecSync", request)
 
 
-def limit(controller: str, container: str, name: str) -> int:
-    return int(Path(f"/sys/fs/cgroup/{controller}/winpod/{container}/{name}").read_text())
+def limit(node: Node, controller: str, container: str, name: str) -> int:
+    group = (node.root / "containers" / container / "shell/id").read_text()
+    return int(Path(f"/sys/fs/cgroup/{controller}/winpod/{group}/{name}").read_text())
 
 
 async def test_limits_are_set_and_changed_while_the_container_runs(
@@ -255,10 +257,10 @@ async def test_limits_are_set_and_changed_while_the_container_runs(
         line = ("cmd", "/c", "ping -n 100 127.0.0.1 >nul")
         container = await create_with(client, sandbox, image, line, "app", {"windows": windows})
         await start(client, container)
-        assert limit("memory", container, "memory.limit_in_bytes") == 512 << 20
-        assert limit("cpu", container, "cpu.cfs_quota_us") == 100_000
-        assert limit("pids", container, "pids.max") > 0
+        assert limit(node, "memory", container, "memory.limit_in_bytes") == 512 << 20
+        assert limit(node, "cpu", container, "cpu.cfs_quota_us") == 100_000
+        assert limit(node, "pids", container, "pids.max") > 0
         more = api.WindowsContainerResources(memory_limit_in_bytes=768 << 20)
         change = api.UpdateContainerResourcesRequest(container_id=container, windows=more)
         await client.call("UpdateContainerResources", change)
-        assert limit("memory", container, "memory.limit_in_bytes") == 768 << 20
+        assert limit(node, "memory", container, "memory.limit_in_bytes") == 768 << 20

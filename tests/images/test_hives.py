@@ -559,7 +559,7 @@ def test_a_container_has_the_image_s_registry_and_its_own_build(
         Sam_Delta=b"",
     )
     with caplog.at_level(logging.INFO):
-        files = compose_registry(prefix, parse_build("10.0.17763.805"), [one])
+        files = compose_registry(prefix, parse_build("10.0.17763.805"), [one]).files()
     assert list(files) == ["system.reg", "user.reg", "userdef.reg"]
     system = RegistryFile(files["system.reg"])
     assert system.value(IN_WINE, "A") == Value.text("1")
@@ -572,12 +572,12 @@ def test_a_prefix_is_read_again_when_it_was_written(tmp_path: Path) -> None:
     build = parse_build("2022")
     for name, data in registry().files().items():
         (tmp_path / name).write_bytes(data)
-    first = compose_registry(tmp_path, build, [])
-    assert compose_registry(tmp_path, build, []) == first
+    first = compose_registry(tmp_path, build, []).files()
+    assert compose_registry(tmp_path, build, []).files() == first
     changed = registry().system
     changed.set("Software\\New", {"x": Value.dword(1)})
     (tmp_path / "system.reg").write_bytes(changed.to_bytes())
-    assert b"[Software\\\\New]" in compose_registry(tmp_path, build, [])["system.reg"]
+    assert b"[Software\\\\New]" in compose_registry(tmp_path, build, []).files()["system.reg"]
     (tmp_path / "user.reg").unlink()
     with pytest.raises(BadContent, match=r"user\.reg cannot be read"):
         compose_registry(tmp_path, build, [])

@@ -40,6 +40,7 @@ class Frame(IntEnum):
     PROCESSES = 6
     REGISTRY = 7
     PING = 8
+    PIPE = 9
     STARTED = 65
     OUTPUT = 66
     ERRORS = 67
@@ -48,6 +49,7 @@ class Frame(IntEnum):
     WINDOW = 70
     PROCESS_LIST = 71
     DONE = 72
+    CONNECTED = 73
 
 
 class _Flag(IntFlag):
@@ -126,6 +128,14 @@ class Program:
         )
 
 
+class Root(IntEnum):
+    """Where a key of the registry begins."""
+
+    MACHINE = 0
+    USER = 1
+    USERS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class RegistryChange:
     """A value to set, or one to remove when `data` is None, or a whole key without a `name`."""
@@ -134,13 +144,18 @@ class RegistryChange:
     name: str | None = None
     data: bytes | None = None
     type: int = 1
-    user: bool = False
+    root: Root = Root.MACHINE
 
     def encode(self) -> bytes:
         what = 2 if self.name is None else 1 if self.data is None else 0
         data = self.data or b""
-        head = _CHANGE.pack(self.user, what, self.type) + _text(self.key) + _text(self.name or "")
+        head = _CHANGE.pack(self.root, what, self.type) + _text(self.key) + _text(self.name or "")
         return head + struct.pack("<I", len(data)) + data
+
+
+def pipe_request(name: str) -> bytes:
+    r"""The payload of PIPE, for what is `\\.\pipe\NAME` to programs."""
+    return _text(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is true after a restart of this process. There are real containers, and simulate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -23,9 +23,9 @@ class SandboxAsked:
 
     id: str
     hostname: str
-    netns: str
-    servers: tuple[str, ...] = ()
-    searches: tuple[str, ...] = ()
+    servers: Sequence[str] = ()
+    searches: Sequence[str] = ()
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a container has used and uses."""
+    """What a container has used and uses.
+
+    The working set is memory that no file backs and only its processes have; the commit is that and
+    what was swapped out or is shared among them; charged is all that counts against its limit.
+    """
 
     timestamp: int
     cpu_nanoseconds: int = 0
@@ -60,6 +64,11 @@ class Usage:
     commit_bytes: int = 0
     processes: int = 0
     disk_bytes: int = 0
+    charged_bytes: int = 0
+    threads: int = 0
+    out_of_memory_kills: int = 0
+    disk_inodes: int = 0
+    mountpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,14 @@ class Executed(Joined, Protocol):
 
 
 class Backend(Protocol):
-    async def make_sandbox(self, asked: SandboxAsked) -> None: ...
+    async def open(self, known: Collection[str]) -> None:
+        """Before anything else: what belongs to no known sandbox or container is ended."""
+
+    async def close(self) -> None:
+        """What only waited is ended; sandboxes and containers go on."""
+
+    async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
+        """The network namespace that the sandbox should have, where there is one already."""
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
 

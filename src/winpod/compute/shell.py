@@ -1,27 +1,28 @@
 """A shell: the container that Windows programs run in, as an OCI runtime is told of it.
 
-Its first process is winit, its Windows the base's, its drive C: an overlay. It has no capability,
-can gain no privilege, sees the base read-only and nothing of the host, and has a limit of processes
-and memory before anything of an image runs in it.
+Its first process is winit, its Windows the base's. It is booted with the base's C:, read-only, and
+gets its own later. It has no capability, can gain no privilege, sees the base read-only and nothing
+of the host, and has a limit of processes and memory before anything of an image runs in it. Its
+users are nobody on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winpod.compute.cgroups import MEMORY, PARENT
 from winpod.compute.native import WAGENT, WINIT, native_program
-from winpod.compute.plan import Mount
-from winpod.compute.resources import Enforced
+from winpod.compute.resources import PIDS
+from winpod.compute.seccomp import seccomp_profile
 from winpod.images.base_container import tmpfs
 from winpod.windows.users import User
 
-CGROUP_PARENT = "winpod"
-MEMORY = 4 << 30
+PREFIX = "/prefix"
+DRIVE_C = f"{PREFIX}/drive_c"
+IDS = 65536
 _AGENT_DIRECTORY = "/winpod"
-_PREFIX = "/prefix"
 _MASKED = (
     "/proc/acpi",
     "/proc/kcore",
@@ -38,17 +39,20 @@ _READONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tri
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Where a shell's parts are on this machine, and what holds for it."""
+    """Where a shell's parts are on this machine, and what holds for it.
+
+    `first_id` is the machine's user that is root in the shell, 0 without a user namespace; without
+    a `netns` it gets one of its own.
+    """
 
     id: str
     rootfs: Path
     prefix: Path
     drive_c: Path
-    hostname: str
-    netns: Path
     user: User
-    limits: Enforced
-    mounts: tuple[Mount, ...] = ()
+    first_id: int
+    netns: Path | None = None
+    hostname: str = "winpod"
 
 
 def shell_spec(shell: Shell) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
     user = {"uid": shell.user.uid, "gid": shell.user.uid}
     return {
         "ociVersion": "1.0.2",
-        "hostname": shell.hostname[:63] or "winpod",
+        "hostname": shell.hostname,
         "process": {
             "user": user,
             "args": [f"{_AGENT_DIRECTORY}/{WINIT}", "wine64", f"{_AGENT_DIRECTORY}/{WAGENT}"],
@@ -65,7 +69,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
             "env": [
                 "PATH=/usr/lib/wine:/usr/bin",
                 "HOME=/root",
-                f"WINEPREFIX={_PREFIX}",
+                f"WINEPREFIX={PREFIX}",
                 "WINEDEBUG=-all",
                 "LANG=C.UTF-8",
             ],
@@ -76,21 +80,36 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
             ),
         },
         "root": {"path": str(shell.rootfs.resolve()), "readonly": True},
-        "mounts": [*_own_mounts(shell), *map(_pod_mount, shell.mounts)],
+        "mounts": _mounts(shell),
         "linux": {
-            "namespaces": [
-                *({"type": kind} for kind in ("pid", "ipc", "uts", "mount")),
-                {"type": "network", "path": str(shell.netns)},
-            ],
-            "cgroupsPath": f"/{CGROUP_PARENT}/{shell.id}",
-            "resources": resources(shell.limits),
+            "namespaces": _namespaces(shell),
+            **_owners(shell),
+            "cgroupsPath": f"/{PARENT}/{shell.id}",
+            "resources": {
+                "pids": {"limit": PIDS},
+                "memory": {"limit": MEMORY, "swap": MEMORY},
+            },
+            "seccomp": seccomp_profile(),
             "maskedPaths": list(_MASKED),
             "readonlyPaths": list(_READONLY),
         },
     }
 
 
-def _own_mounts(shell: Shell) -> list[dict[str, Any]]:
+def _namespaces(shell: Shell) -> list[dict[str, str]]:
+    own = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    network = {"type": "network"} | ({"path": str(shell.netns)} if shell.netns else {})
+    return [*own, network, *([{"type": "user"}] if shell.first_id else [])]
+
+
+def _owners(shell: Shell) -> dict[str, Any]:
+    if not shell.first_id:
+        return {}
+    mapping = [{"containerID": 0, "hostID": shell.first_id, "size": IDS}]
+    return {"uidMappings": mapping, "gidMappings": mapping}
+
+
+def _mounts(shell: Shell) -> list[dict[str, Any]]:
     owner = f"uid={shell.user.uid}"
     temporary = ("nosuid", "nodev", "mode=1777", "size=256m")
     return [
@@ -100,14 +119,9 @@ def _own_mounts(shell: Shell) -> list[dict[str, Any]]:
         tmpfs("/tmp", *temporary),  # noqa: S108 inside the container
         tmpfs("/root", *temporary, owner),
         _bind(_AGENT_DIRECTORY, native_program(WINIT).parent, "ro"),
-        _bind(_PREFIX, shell.prefix, "rw"),
-        _bind(f"{_PREFIX}/drive_c", shell.drive_c, "rw"),
+        _bind(PREFIX, shell.prefix, "rw"),
+        _bind(DRIVE_C, shell.drive_c, "ro"),
     ]
-
-
-def _pod_mount(mount: Mount) -> dict[str, Any]:
-    inside = mount.destination[2:].replace("\\", "/")
-    return _bind(f"{_PREFIX}/drive_c{inside}", Path(mount.source), "ro" if mount.readonly else "rw")
 
 
 def _bind(destination: str, source: Path, *options: str) -> dict[str, Any]:
@@ -117,30 +131,3 @@ def _bind(destination: str, source: Path, *options: str) -> dict[str, Any]:
         "source": str(source),
         "options": ["rbind", "nosuid", "nodev", *options],
     }
-
-
-def resources(limits: Enforced) -> dict[str, Any]:
-    """A container that asks for no memory limit has one all the same."""
-    memory = limits.memory_bytes or MEMORY
-    cpu: dict[str, int] = {}
-    if limits.cpu_quota_us:
-        cpu = {"quota": limits.cpu_quota_us, "period": limits.cpu_period_us}
-    if limits.cpu_shares:
-        cpu["shares"] = limits.cpu_shares
-    return {
-        "pids": {"limit": limits.pids},
-        "memory": {"limit": memory, "swap": memory},
-        "cpu": cpu,
-    }
-
-
-def update_arguments(limits: Enforced) -> Sequence[str]:
-    """The same, for a container that runs."""
-    found = resources(limits)
-    memory = str(found["memory"]["limit"])
-    arguments = ["--memory", memory, "--memory-swap", memory]
-    arguments += ["--pids-limit", str(found["pids"]["limit"])]
-    for option, key in (("--cpu-quota", "quota"), ("--cpu-share", "shares")):
-        if key in found["cpu"]:
-            arguments += [option, str(found["cpu"][key])]
-    return arguments

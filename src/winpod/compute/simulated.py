@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -59,8 +59,15 @@ class SimulatedBackend:
         self._started: dict[str, int] = {}
         self._ended: dict[str, asyncio.Future[Exit]] = {}
 
-    async def make_sandbox(self, asked: SandboxAsked) -> None:
+    async def open(self, known: Collection[str]) -> None:
+        del known
+
+    async def close(self) -> None:
+        pass
+
+    async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         del asked
+        return None
 
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox

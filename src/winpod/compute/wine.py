@@ -1,8 +1,12 @@
-"""Real containers: each a shell in an OCI runtime, its program supervised by conmon.
+"""Real containers: each a program in a shell, with its own C:, supervised by conmon.
 
 Everything of a container is in one directory, named before it is made and removed last. What runs
-does so without this process: wproxy keeps the log, conmon the exit code; both are found again by
-the files they leave. A container that asks for what cannot be is refused before anything is made.
+does so without this process, and is found again by the files it leaves. A container that asks for
+what cannot be is refused before anything is made.
+
+A sandbox takes a shell that waits and gives its network to the pod, and the pod's first container
+takes it from there; every other container boots one of its own, in the pod's network. A container
+that was created is ready to the last detail, and to start it is to start its program.
 """
 
 from __future__ import annotations
@@ -13,208 +17,174 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from winpod.compute import cgroups, conmon, disks, mounts
 from winpod.compute.agent import Agent, Program, Running, Size
 from winpod.compute.attach import Attached
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
-from winpod.compute.errors import AgentGone, ShellFailed, StartRefused
+from winpod.compute.drive import Drive, refuse_what_cannot_be
+from winpod.compute.errors import ShellFailed
+from winpod.compute.identity import names_of, registry_of, resolver_file, set_hostname
 from winpod.compute.logs import reopen_log
-from winpod.compute.native import WPROXY, native_program, with_socket
-from winpod.compute.plan import Mount, Plan, SourceKind
+from winpod.compute.plan import Plan
+from winpod.compute.processes import read_pid
 from winpod.compute.resources import Enforced
-from winpod.compute.shell import CGROUP_PARENT, Shell, shell_spec, update_arguments
-from winpod.images.base import Base, prepare_prefix
-from winpod.images.layers import lower_directories
+from winpod.compute.shell import DRIVE_C
+from winpod.compute.shells import Room, Shells
+from winpod.images.base import Base
+from winpod.windows.builds import Build
 from winpod.windows.command_line import join
-from winpod.windows.errors import InvalidInput
-from winpod.windows.users import USER
-
-BOOT_SECONDS = 60.0
-_KILLED = 0xC000013A
-_UNKNOWN = 255
-_CGROUPS = Path("/sys/fs/cgroup")
+from winpod.windows.users import ADMINISTRATOR
 
 
 class WineBackend:
-    """`netns` tells where a sandbox's network namespace is."""
+    """`netns` tells where a sandbox's network namespace is; `warm` is how many shells wait."""
 
-    def __init__(self, root: Path, base: Base, netns: Callable[[str], Path]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        base: Base,
+        host: Build,
+        netns: Callable[[str], Path],
+        warm: int = 0,
+    ) -> None:
         self._root = root
-        self._base = base
+        self._host = host
         self._netns = netns
-        self._sandboxes: dict[str, SandboxAsked] = {}
+        self.shells = Shells(root, base, host, warm)
 
-    async def make_sandbox(self, asked: SandboxAsked) -> None:
-        self._sandboxes[asked.id] = asked
+    async def open(self, known: Collection[str]) -> None:
+        for kind in ("containers", "sandboxes"):
+            for folder in (self._root / kind).glob("*"):
+                if folder.name not in known:
+                    await self._discard(folder)
+        await self.shells.start()
+
+    async def close(self) -> None:
+        await self.shells.stop()
+
+    async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
+        folder = self._sandbox(asked.id)
+        folder.mkdir(parents=True)
+        (folder / "asked.json").write_text(json.dumps(asdict(asked)))
+        room = self.shells.take(folder / "shell")
+        self.shells.refill()
+        return Path(f"/proc/{room.pid}/ns/net") if room else None
 
     async def remove_sandbox(self, sandbox: str) -> None:
-        self._sandboxes.pop(sandbox, None)
+        await self._discard(self._sandbox(sandbox))
 
     async def make(self, asked: ContainerParts) -> None:
-        await asyncio.to_thread(self._make, asked)
-
-    def _make(self, asked: ContainerParts) -> None:
-        _refuse_what_cannot_be(asked.plan.mounts)
+        refuse_what_cannot_be(asked.plan.mounts)
         folder = self._folder(asked.id)
-        for name in ("upper", "work", "scratch", "run", "exit", "c"):
-            (folder / name).mkdir(parents=True)
-        prepare_prefix(self._base, asked.build, asked.layers, folder / "prefix")
-        self._mount_drive(asked.layers, folder)
-        _make_mount_points(asked.plan.mounts, folder / "c")
-        _own(folder, asked.plan)
-        shell = Shell(
-            id=asked.id,
-            rootfs=self._base.rootfs,
-            prefix=folder / "prefix",
-            drive_c=folder / "c",
-            hostname=self._hostname(asked.sandbox),
-            netns=self._netns(asked.sandbox),
-            user=asked.plan.user,
-            limits=asked.plan.limits,
-            mounts=asked.plan.mounts,
-        )
-        (folder / "config.json").write_text(json.dumps(shell_spec(shell)))
-        (folder / "start").write_bytes(_program(asked.plan).encode())
-        (folder / "log_path").write_text(asked.log_path)
-        (folder / "stdio").write_text(
-            " ".join(name for name in ("tty", "stdin", "stdin_once") if getattr(asked.plan, name))
-        )
+        await asyncio.to_thread(_write_down, folder, asked)
+        room = await self._room(asked)
+        sandbox = self._asked(asked.sandbox)
+        await asyncio.to_thread(self._furnish, room, asked, sandbox, folder)
+        build = registry_of(self.shells.base.prefix, self._host, asked.build, asked.layers)
+        await room.agent.change_registry([*build, *names_of(sandbox)])
 
-    def _hostname(self, sandbox: str) -> str:
-        asked = self._sandboxes.get(sandbox)
-        return asked.hostname if asked else ""
+    async def _room(self, asked: ContainerParts) -> Room:
+        """The shell that the sandbox took, for the first who can use it, else a new one."""
+        waiting, place = self._sandbox(asked.sandbox) / "shell", self._folder(asked.id) / "shell"
+        size = asked.plan.limits.rootfs_bytes or disks.DEFAULT_SIZE
+        if asked.plan.user != ADMINISTRATOR or size != disks.DEFAULT_SIZE or not _lives(waiting):
+            netns = self._netns(asked.sandbox)
+            return await self.shells.boot(place, asked.plan.user, netns, size)
+        waiting.rename(place)
+        return Room(place)
 
-    def _mount_drive(self, layers: Sequence[Path], folder: Path) -> None:
-        lower = lower_directories(layers, folder / "scratch", base=self._base.drive_c)
-        options = f"lowerdir={':'.join(map(str, lower))}"
-        options += f",upperdir={folder / 'upper'},workdir={folder / 'work'}"
-        _run("mount", "-t", "overlay", "overlay", "-o", options, str(folder / "c"))
+    def _furnish(
+        self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
+    ) -> None:
+        pid = room.pid
+        if pid is None:
+            raise ShellFailed("it ended while its container was made")
+        plan, owner = asked.plan, room.first_id
+        set_hostname(pid, sandbox.hostname)
+        cgroups.set_limits(room.id, plan.limits, disks.device_of(room.folder))
+        (room.prefix / "resolv.conf").write_text(resolver_file(sandbox))
+        users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if owner else None
+        try:
+            drive = Drive(folder / "c", room.folder / "disk", owner, users)
+            drive.assemble(self.shells.base.drive_c, asked.layers, folder / "scratch")
+            drive.make_directory(f"C:\\Users\\{plan.user.name}", owner + plan.user.uid)
+            drive.add(plan.mounts)
+            drive.slide_into(pid, DRIVE_C)
+        finally:
+            if users is not None:
+                os.close(users)
 
     async def start(self, container: str) -> None:
         folder = self._folder(container)
-        await self._boot(container, folder)
+        if not _lives(folder / "shell"):
+            raise ShellFailed("it has ended since the container was created")
         try:
-            await self._supervise(container, folder)
+            await conmon.supervise(folder)
         except BaseException:
-            await asyncio.shield(self._end_shell(container))
+            await asyncio.shield(self.shells.kill(folder / "shell"))
             raise
-
-    async def _boot(self, container: str, folder: Path) -> None:
-        runc = self._runc("run", "--detach", "--preserve-fds", "1", "--bundle", str(folder))
-        runc += ["--pid-file", str(folder / "shell.pid"), container]
-        with (folder / "shell.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *with_socket(folder / "run/agent.sock", runc),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-            code = await process.wait()
-        if code:
-            raise ShellFailed(_tail(folder / "shell.log"))
-        try:
-            async with asyncio.timeout(BOOT_SECONDS):
-                await Agent(folder / "run/agent.sock").ping()
-        except (TimeoutError, AgentGone):
-            await self._end_shell(container)
-            raise ShellFailed(_tail(folder / "shell.log")) from None
-
-    async def _supervise(self, container: str, folder: Path) -> None:
-        stdio = (folder / "stdio").read_text().split()
-        log_path = (folder / "log_path").read_text()
-        if log_path:
-            Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-        command = ["conmon", "--api-version", "1", "--cid", container, "--cuuid", container]
-        command += ["--bundle", str(folder), "--runtime", str(native_program(WPROXY))]
-        command += ["--exit-dir", str(folder / "exit"), "--log-level", "warning"]
-        command += ["--container-pidfile", str(folder / "program.pid")]
-        command += ["--conmon-pidfile", str(folder / "conmon.pid")]
-        command += ["--log-path", "none", "--full-attach"]
-        command += ["--terminal"] if "tty" in stdio else []
-        command += ["--stdin"] if "stdin" in stdio else []
-        command += ["--leave-stdin-open"] if "stdin_once" not in stdio else []
-        reading, writing = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                pass_fds=(writing,),
-                env={"PATH": os.environ["PATH"], "_OCI_SYNCPIPE": str(writing)},
-            )
-            os.close(writing)
-            writing = -1
-            await process.wait()
-            told = await asyncio.to_thread(_read_line, reading)
-        finally:
-            os.close(reading)
-            if writing >= 0:
-                os.close(writing)
-        answer = json.loads(told or "{}")
-        if int(answer.get("data", answer.get("pid", -1))) <= 0:
-            raise StartRefused(
-                str(answer.get("message", "")).strip() or _tail(folder / "shell.log")
-            )
 
     async def signal(self, container: str, *, kill: bool) -> None:
         folder = self._folder(container)
         if kill:
             (folder / "killed").touch()
-            await self._end_shell(container)
-        elif pid := _pid(folder / "program.pid"):
+            await self.shells.kill(folder / "shell")
+        elif pid := read_pid(folder / "program.pid"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     async def wait(self, container: str) -> Exit:
         folder = self._folder(container)
-        await _until_gone(_pid(folder / "conmon.pid"))
-        end = _exit(folder)
-        await self._end_shell(container)
+        await conmon.until_ended(folder)
+        end = conmon.read_exit(folder)
+        if end.code and _ran_out_of_memory(folder / "shell"):
+            end = replace(end, reason="OOMKilled", message="it used all of its memory limit")
+        await self.shells.kill(folder / "shell")
         return end
 
     async def is_running(self, container: str) -> bool:
-        folder = self._folder(container)
-        return not (folder / "exit" / container).exists() and _is_conmon(
-            _pid(folder / "conmon.pid")
-        )
-
-    async def _end_shell(self, container: str) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *self._runc("delete", "--force", container),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        await process.wait()
+        return conmon.is_supervised(self._folder(container))
 
     async def remove(self, container: str) -> None:
         folder = self._folder(container)
-        if not folder.exists():
-            return
-        await self._end_shell(container)
-        await _until_gone(_pid(folder / "conmon.pid"))
-        await asyncio.to_thread(_discard, folder)
+        await self.shells.kill(folder / "shell")
+        await conmon.until_ended(folder)
+        await self._discard(folder)
+
+    async def _discard(self, folder: Path) -> None:
+        """A container or a sandbox, however much of it there is."""
+        await self.shells.end(folder / "shell")
+        await asyncio.to_thread(_clear, folder)
 
     async def update(self, container: str, limits: Enforced) -> None:
-        arguments = self._runc("update", *update_arguments(limits), container)
-        await asyncio.to_thread(_run, *arguments)
+        room = Room(self._folder(container) / "shell")
+        await asyncio.to_thread(cgroups.set_limits, room.id, limits, disks.device_of(room.folder))
 
     async def usage(self, container: str) -> Usage:
-        return await asyncio.to_thread(_usage, container, self._folder(container) / "upper")
+        room = Room(self._folder(container) / "shell")
+        counted = await asyncio.to_thread(cgroups.read_usage, room.id)
+        return Usage(
+            time.time_ns(),
+            counted.cpu_nanoseconds,
+            counted.memory_bytes - counted.inactive_file_bytes,
+            counted.memory_bytes,
+            counted.processes,
+            disks.used_bytes(room.folder),
+        )
 
     async def reopen_log(self, container: str) -> None:
         folder = self._folder(container)
-        await reopen_log((folder / "log_path").read_text(), _pid(folder / "program.pid"))
+        await reopen_log((folder / "log_path").read_text(), read_pid(folder / "program.pid"))
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
         folder = self._folder(container)
         async with asyncio.timeout(seconds or None):
-            finished = await Agent(folder / "run/agent.sock").run(_further(folder, command))
+            finished = await _agent(folder).run(_further(folder, command))
         return Output(finished.code, finished.output, finished.errors)
 
     async def exec(
@@ -222,7 +192,7 @@ class WineBackend:
     ) -> Running:
         folder = self._folder(container)
         program = replace(_further(folder, command), terminal=terminal, stdin=stdin)
-        return await Agent(folder / "run/agent.sock").start(program)
+        return await _agent(folder).start(program)
 
     async def attach(self, container: str) -> Attached:
         return await Attached.to(self._folder(container))
@@ -230,8 +200,30 @@ class WineBackend:
     def _folder(self, container: str) -> Path:
         return self._root / "containers" / container
 
-    def _runc(self, *arguments: str) -> list[str]:
-        return ["runc", "--root", str(self._root / "runc"), *arguments]
+    def _sandbox(self, sandbox: str) -> Path:
+        return self._root / "sandboxes" / sandbox
+
+    def _asked(self, sandbox: str) -> SandboxAsked:
+        words = json.loads((self._sandbox(sandbox) / "asked.json").read_text())
+        return SandboxAsked(**words)
+
+
+def _write_down(folder: Path, asked: ContainerParts) -> None:
+    """What the program's supervisor reads, then and after a restart."""
+    for name in ("scratch", "exit", "c"):
+        (folder / name).mkdir(parents=True)
+    (folder / "run").symlink_to("shell/run")
+    plan = asked.plan
+    wanted = {"tty": plan.tty, "stdin": plan.stdin, "stdin_stays": not plan.stdin_once}
+    (folder / "start").write_bytes(_program(plan).encode())
+    (folder / "log_path").write_text(asked.log_path)
+    (folder / "stdio").write_text(" ".join(name for name, is_so in wanted.items() if is_so))
+
+
+def _clear(folder: Path) -> None:
+    mounts.unmount(folder / "c")
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _program(plan: Plan) -> Program:
@@ -251,140 +243,13 @@ def _further(folder: Path, command: Sequence[str]) -> Program:
     return Program(join(command), own.directory, own.environment)
 
 
-def _refuse_what_cannot_be(mounts: Sequence[Mount]) -> None:
-    for mount in mounts:
-        if mount.kind in (SourceKind.PIPE, SourceKind.SOCKET):
-            raise InvalidInput(
-                f"{mount.source} cannot be mounted: named pipes and sockets of this machine do not "
-                "reach into Wine.",
-                "Use a port of the pod instead.",
-            )
-        if mount.kind is SourceKind.MISSING:
-            Path(mount.source).mkdir(parents=True, exist_ok=True)
-        if not mount.destination.upper().startswith("C:"):
-            raise InvalidInput(
-                f"{mount.source} cannot be mounted on {mount.destination}: there is only drive C:."
-            )
+def _agent(folder: Path) -> Agent:
+    return Room(folder / "shell").agent
 
 
-def _make_mount_points(mounts: Sequence[Mount], drive: Path) -> None:
-    for mount in mounts:
-        place = _spelled(drive, mount.destination[3:].split("\\"))
-        if mount.kind is SourceKind.FILE:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-        else:
-            place.mkdir(parents=True, exist_ok=True)
+def _lives(folder: Path) -> bool:
+    return folder.exists() and Room(folder).pid is not None
 
 
-def _spelled(drive: Path, names: Sequence[str]) -> Path:
-    """The place of a path in the drive, in the spelling it has there."""
-    here = drive
-    for name in names:
-        found = {entry.name.upper(): entry for entry in here.iterdir()} if here.is_dir() else {}
-        here = found.get(name.upper(), here / name)
-    return here
-
-
-def _own(folder: Path, plan: Plan) -> None:
-    """Wine takes a prefix only from its owner; another user than the administrator has a home."""
-    uid = plan.user.uid
-    for path in (folder / "prefix", *(folder / "prefix").iterdir()):
-        os.chown(path, uid, uid, follow_symlinks=False)
-    if plan.user == USER:
-        home = _spelled(folder / "c", ("users", plan.user.name))
-        home.mkdir(parents=True, exist_ok=True)
-        os.chown(home, uid, uid)
-
-
-def _exit(folder: Path) -> Exit:
-    written = folder / "exit" / folder.name
-    finished = int(written.stat().st_mtime * 1e9) if written.exists() else time.time_ns()
-    if (folder / "exit32").exists():
-        return Exit(int((folder / "exit32").read_text()), finished)
-    if (folder / "killed").exists():
-        return Exit(_KILLED, finished)
-    if written.exists():
-        return Exit(int(written.read_text() or _UNKNOWN), finished)
-    return Exit(_UNKNOWN, finished, "Unknown", "nobody saw how the container ended")
-
-
-def _usage(container: str, upper: Path) -> Usage:
-    def number(controller: str, name: str) -> int:
-        for path in (
-            _CGROUPS / controller / CGROUP_PARENT / container / name,
-            _CGROUPS / CGROUP_PARENT / container / name,
-        ):
-            if path.exists():
-                return int(path.read_text().split()[0])
-        return 0
-
-    memory = number("memory", "memory.usage_in_bytes") or number("", "memory.current")
-    disk = sum(p.lstat().st_size for p in upper.rglob("*") if p.is_file())
-    return Usage(
-        time.time_ns(),
-        number("cpuacct", "cpuacct.usage"),
-        memory,
-        memory,
-        number("pids", "pids.current"),
-        disk,
-    )
-
-
-def _discard(folder: Path) -> None:
-    if os.path.ismount(folder / "c"):
-        _run("umount", "--lazy", str(folder / "c"))
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_conmon(pid: int | None) -> bool:
-    """Whether a number that was written down is still the process it was written for."""
-    try:
-        return pid is not None and Path(f"/proc/{pid}/comm").read_text().strip() == "conmon"
-    except OSError:
-        return False
-
-
-async def _until_gone(pid: int | None) -> None:
-    """Until the conmon of this number has ended; at once if it has."""
-    if pid is None or not _is_conmon(pid):
-        return
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(descriptor, _settle, ended)
-    try:
-        await ended
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-
-def _settle(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)
-
-
-def _pid(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _tail(file: Path) -> str:
-    return file.read_text(errors="replace")[-1000:].strip() if file.exists() else ""
-
-
-def _read_line(descriptor: int) -> str:
-    with os.fdopen(os.dup(descriptor), "r") as pipe:
-        return pipe.readline()
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise ShellFailed(f"{command[0]}: {done.stderr.strip()}")
+def _ran_out_of_memory(folder: Path) -> bool:
+    return cgroups.read_usage(Room(folder).id).out_of_memory_kills > 0

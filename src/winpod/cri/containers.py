@@ -116,7 +116,7 @@ class Containers:
         return make_plan(
             container_asked(config),
             described,
-            hostname=sandbox.known.hostname,
+            hostname=sandbox.hostname,
             host_cpus=self._host_cpus,
         )
 
@@ -291,6 +291,11 @@ class Containers:
             stderr=output.stderr[:_OUTPUT_LIMIT],
             exit_code=signed(output.code),
         )
+
+    def close(self) -> None:
+        """Nobody waits for an end any longer; containers go on."""
+        for watch in self._watches.values():
+            watch.cancel()
 
     async def recover(self) -> None:
         """After a restart: what was half made is undone, what runs is watched again."""

@@ -64,7 +64,7 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
     try:
         state = State(place.own / "state.db")
         networks = _networks(place)
-        backend = WineBackend(place.own, base, networks.namespaces.path)
+        backend = WineBackend(place.own, base, place.host, networks.namespaces.path)
         with Store(place.root, host=place.host, handlers=place.handlers) as store:
             async with Puller(store, place.images) as puller:
                 yield Server(

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from pathlib import Path
 from typing import Protocol
 
 from winpod.compute.backend import Backend, SandboxAsked
@@ -25,7 +26,8 @@ _PROTOCOLS = {api.TCP: "tcp", api.UDP: "udp", api.SCTP: "sctp"}
 
 
 class Networks(Protocol):
-    async def connect(self, attachment: Attachment) -> Attached: ...
+    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
+        """In the given namespace, which the sandbox keeps, or in a new one."""
 
     async def disconnect(self, sandbox_id: str) -> None: ...
 
@@ -93,17 +95,17 @@ class Sandboxes:
         return api.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     async def _make(self, sandbox: Sandbox) -> None:
-        attached = await self._networks.connect(_attachment(sandbox))
         known = sandbox.known
-        await self._backend.make_sandbox(
+        netns = await self._backend.make_sandbox(
             SandboxAsked(
                 id=sandbox.id,
-                hostname=known.hostname,
-                netns=sandbox.id,
+                hostname=sandbox.hostname,
                 servers=tuple(known.dns_config.servers),
                 searches=tuple(known.dns_config.searches),
+                options=tuple(known.dns_config.options),
             )
         )
+        attached = await self._networks.connect(_attachment(sandbox), netns)
         self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
 
     async def _unmake(self, sandbox: Sandbox) -> None:
@@ -232,7 +234,7 @@ def _attachment(sandbox: Sandbox) -> Attachment:
         pod_name=known.metadata.name,
         pod_namespace=known.metadata.namespace,
         pod_uid=known.metadata.uid,
-        hostname=known.hostname,
+        hostname=sandbox.hostname,
         port_mappings=tuple(
             PortMapping(p.container_port, p.host_port, _PROTOCOLS[p.protocol], p.host_ip)
             for p in known.port_mappings

@@ -39,6 +39,7 @@ class Server:
 
     def __init__(self, parts: Parts) -> None:
         state, backend = parts.state, parts.backend
+        self._state, self._backend = state, backend
         self._runtime = Runtime(state, parts.host, (PROCESS,), parts.networks.trouble)
         cpus = len(os.sched_getaffinity(0))
         changed = self._runtime.changed
@@ -68,6 +69,7 @@ class Server:
         """Listen at `unix:PATH` and `HOST:PORT`; a socket that nobody answers at is replaced."""
         await self._containers.recover()
         await self._sandboxes.recover()
+        await self._backend.open([*self._state.sandboxes, *self._state.containers])
         for address in addresses:
             if address.startswith("unix:"):
                 Path(address.removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)
@@ -82,3 +84,5 @@ class Server:
         """Calls under way may end; containers go on."""
         await self._server.stop(grace=5)
         await self._streams.stop()
+        self._containers.close()
+        await self._backend.close()

@@ -50,6 +50,10 @@ class Sandbox:
     def __post_init__(self) -> None:
         self.known = api.PodSandboxConfig.FromString(self.config)
 
+    @property
+    def hostname(self) -> str:
+        return self.known.hostname or self.id[:12]
+
 
 @dataclass(slots=True)
 class Container:

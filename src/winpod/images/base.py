@@ -176,7 +176,7 @@ def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Pat
     The drive is mounted on its `drive_c`: an overlay of the layers and the base's own. What is
     written is returned.
     """
-    registry = compose_registry(base.prefix, build, layers)
+    registry = compose_registry(base.prefix, build, layers).files()
     (target / "drive_c").mkdir(parents=True, exist_ok=True)
     (target / "dosdevices").mkdir(exist_ok=True)
     (target / "dosdevices/c:").symlink_to("../drive_c")

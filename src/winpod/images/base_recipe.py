@@ -10,6 +10,8 @@ import hashlib
 import json
 from typing import Any
 
+from winpod.windows.users import USERS
+
 SUITE = "trixie"
 """Debian's release with Wine 10; what Go 1.22 and newer builds does not start on Wine 8."""
 
@@ -25,6 +27,15 @@ ZLIB = {
     "i386-windows": "usr/i686-w64-mingw32/lib/zlib1.dll",
 }
 """Debian's user32.dll is linked to it, and finds it only among Wine's own files."""
+
+OF_THE_CONTAINER = {
+    "hosts": "/prefix/drive_c/windows/system32/drivers/etc/hosts",
+    "resolv.conf": "/prefix/resolv.conf",
+}
+"""What of /etc is each container's own: its Windows' hosts file, and its pod's resolver."""
+
+PLACES = ("proc", "sys", "run", "tmp", "root", "dev", "prefix", "winpod")
+"""Directories for what a container mounts; the tree itself is read-only to it."""
 
 KEPT = (
     "etc/fonts",
@@ -91,8 +102,8 @@ USER_VALUES = {r"Software\Wine\Drivers": {"Graphics": "null", "Audio": ""}}
 REVISION = 1
 """Raised when a step of the build does something else than before."""
 
-USER = "ContainerAdministrator"
-"""The user of Windows containers; Wine names its user as Linux names the owner of the prefix."""
+ACCOUNTS = {user.name: user.uid for user in USERS}
+"""The users of Windows containers; Wine names its user as Linux names the owner of the prefix."""
 
 _NO_ACL = "Wine keeps no access lists, so nothing can be granted or taken away"
 _NO_NETWORK_SETTINGS = "the network of a container is set from outside"
@@ -141,7 +152,9 @@ def absent_sentence(name: str) -> str:
 def recipe_digest(program: bytes, *, with_32bit: bool) -> str:
     """Of everything here, and of the program that stands for the absent ones."""
     tables: dict[str, Any] = {
-        name: value for name, value in globals().items() if name.isupper() and name[0] != "_"
+        name: value
+        for name, value in globals().items()
+        if name.isupper() and name[0] != "_" and name != "USERS"
     }
     tables |= {"with_32bit": with_32bit, "program": hashlib.sha256(program).hexdigest()}
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()

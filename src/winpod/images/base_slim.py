@@ -18,11 +18,13 @@ from winpod.images import pe
 from winpod.images.base_container import run_contained
 from winpod.images.base_errors import BaseFailed
 from winpod.images.base_recipe import (
+    ACCOUNTS,
     KEPT,
     LIBRARIES,
     LOADED_LIBRARIES,
+    OF_THE_CONTAINER,
+    PLACES,
     UNUSED_MODULES,
-    USER,
     WINDOWS_FILES,
     WINE,
     ZLIB,
@@ -38,11 +40,15 @@ def complete_tree(rootfs: Path) -> None:
     for name in ("bin", "lib", "lib64", "sbin"):
         if not (rootfs / name).exists():
             (rootfs / name).symlink_to(f"usr/{name}")
-    for name in ("proc", "sys", "run", "tmp", "root", "dev", "prefix"):
+    for name in PLACES:
         (rootfs / name).mkdir(exist_ok=True)
-    (rootfs / "etc/passwd").write_text(f"{USER}:x:0:0::/root:/bin/false\n")
+    accounts = (f"{name}:x:{uid}:{uid}::/root:/bin/false\n" for name, uid in ACCOUNTS.items())
+    (rootfs / "etc/passwd").write_text("".join(accounts))
     (rootfs / "etc/group").write_text("root:x:0:\n")
     (rootfs / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
+    for name, target in OF_THE_CONTAINER.items():
+        (rootfs / "etc" / name).unlink(missing_ok=True)
+        (rootfs / "etc" / name).symlink_to(target)
     _write_certificates(rootfs)
     server = rootfs / "usr/lib/wine/wineserver"
     server.unlink()
@@ -63,7 +69,7 @@ def keep_only_needed(rootfs: Path, prefix: Path, workspace: Path) -> None:
     _prune(rootfs / "usr", kept, tuple(rootfs / path for path in KEPT))
     _prune(
         rootfs / "etc",
-        {rootfs / "etc/passwd", rootfs / "etc/group", rootfs / "etc/nsswitch.conf"},
+        {rootfs / "etc" / name for name in ("passwd", "group", "nsswitch.conf", *OF_THE_CONTAINER)},
         tuple(rootfs / path for path in KEPT),
     )
     shutil.rmtree(rootfs / "var")

@@ -57,15 +57,15 @@ _LEFT_OUT = {
 }
 
 
-def compose_registry(prefix: Path, build: Build, layers: Sequence[Path]) -> dict[str, bytes]:
-    """The registry files of a container, by their names, from a base's prefix.
+def compose_registry(prefix: Path, build: Build, layers: Sequence[Path]) -> WineRegistry:
+    """The registry of a container, from a base's prefix.
 
     `layers` are the unpacked layers of its image, the lowest first.
     """
     registry = _read_once(prefix, _state_of(prefix)).copy()
     for note in apply_hives(registry, [layer / "Hives" for layer in layers]):
         _log.info("%s", note)
-    return with_build(registry, build).files()
+    return with_build(registry, build)
 
 
 def apply_hives(registry: WineRegistry, hives: Sequence[Path]) -> list[str]:

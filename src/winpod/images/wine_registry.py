@@ -60,6 +60,15 @@ class Value:
         return Value(Kind.DWORD, struct.pack("<I", number))
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value that is set, or removed where there is no `value`; without a `name` the key goes."""
+
+    key: str
+    name: str | None = None
+    value: Value | None = None
+
+
 class RegistryFile:
     r"""One file: `system.reg`, `user.reg` or `userdef.reg`. Keys are paths: `Software\Wine`."""
 
@@ -149,6 +158,27 @@ class RegistryFile:
         parent = key.rpartition("\\")[0]
         if parent and not self.has_key(parent):
             self._add(parent)
+
+    def changes_from(self, before: RegistryFile) -> Iterator[Change]:
+        """What turns another file into this one, in an order that can be followed."""
+        for spot, place in before._places.items():
+            if spot not in self._places:
+                yield Change(before._key_of(before._sections[place]))
+        for spot, place in self._places.items():
+            known, now = before._places.get(spot), self._sections[place]
+            then = before._sections[known] if known is not None else b""
+            if now is then or now == then:
+                continue
+            key = self._key_of(now)
+            old = before.values(key) if known is not None else {}
+            new = self.values(key)
+            if known is None and not new:
+                yield Change(key, "")  # there is nothing to remove, and the key is made
+            kept = {fold(name) for name in new}
+            yield from (Change(key, name) for name in old if fold(name) not in kept)
+            yield from (
+                Change(key, name, value) for name, value in new.items() if old.get(name) != value
+            )
 
     def _index(self, is_ascii: bool) -> None:
         for place, text in enumerate(self._sections[1:], 1):

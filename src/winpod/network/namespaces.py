@@ -36,6 +36,8 @@ _MS_BIND = 4096
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _INTERFACE_FLAGS = "16sH14x"
+_OPEN_TO_ALL = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
+"""Windows lets every program listen on every port, and send pings."""
 
 _T = TypeVar("_T")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,15 +62,15 @@ class Namespaces:
         except FileNotFoundError:
             return []
 
-    def create(self, name: str) -> Path:
-        """A new namespace with loopback up. A name in use is an error."""
+    def create(self, name: str, existing: Path | None = None) -> Path:
+        """A namespace with loopback up, new or one that exists. A name in use is an error."""
         path = self.path(name)
         if is_namespace(path):
             raise NamespaceFailed(f"The network namespace {path} exists already.")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o444)
-            _in_own_thread(lambda: _make(path))
+            _in_own_thread(lambda: _make(path, existing))
         except OSError as error:
             with contextlib.suppress(NamespaceFailed):
                 self.remove(name)
@@ -128,9 +130,15 @@ def inside(path: Path, function: Callable[[], _T]) -> _T:
     return _in_own_thread(entered)
 
 
-def _make(path: Path) -> None:
-    _succeed(_libc.unshare(_CLONE_NEWNET))
+def _make(path: Path, existing: Path | None) -> None:
+    if existing is None:
+        _succeed(_libc.unshare(_CLONE_NEWNET))
+    else:
+        with existing.open() as namespace:
+            _succeed(_libc.setns(namespace.fileno(), _CLONE_NEWNET))
     _raise_loopback()
+    for name, text in _OPEN_TO_ALL.items():
+        (Path("/proc/sys/net/ipv4") / name).write_text(text)
     _succeed(_libc.mount(bytes(_OWN), bytes(path), None, _MS_BIND, None))
 
 

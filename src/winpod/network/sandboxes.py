@@ -31,13 +31,16 @@ class SandboxNetworks:
     def netns(self, sandbox_id: str) -> Path:
         return self.namespaces.path(sandbox_id)
 
-    async def connect(self, attachment: Attachment) -> Attached:
-        """Make the sandbox's namespace and connect it. Where that fails, nothing is left."""
+    async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
+        """Connect the sandbox, in a given namespace, which it keeps, or in a new one.
+
+        Where that fails, nothing is left.
+        """
         sandbox_id = attachment.sandbox_id
-        making = asyncio.create_task(asyncio.to_thread(self.namespaces.create, sandbox_id))
+        making = asyncio.create_task(asyncio.to_thread(self.namespaces.create, sandbox_id, netns))
         try:
-            netns = await asyncio.shield(making)
-            return await self.cni.add(replace(attachment, netns=netns))
+            place = await asyncio.shield(making)
+            return await self.cni.add(replace(attachment, netns=place))
         except BaseException:
             await asyncio.wait((making,))
             if not making.exception():

@@ -1,0 +1,116 @@
+"""The control group of a shell: limits set while it runs, and what it has used.
+
+The OCI runtime makes and removes it. Both layouts of the kernel are known: one directory for all
+(version 2), or one for each controller (version 1); a limit that the machine has no controller for
+is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from winpod.compute.resources import Enforced
+
+PARENT = "winpod"
+MEMORY = 4 << 30
+_ROOT = Path("/sys/fs/cgroup")
+_NO_QUOTA = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    cpu_nanoseconds: int = 0
+    memory_bytes: int = 0
+    inactive_file_bytes: int = 0
+    processes: int = 0
+    out_of_memory_kills: int = 0
+
+
+def set_limits(name: str, limits: Enforced, device: str = "") -> None:
+    """`device` is the `major:minor` of the disk that the container writes to."""
+    for controller, file, text in _writes(limits, device):
+        place = _folder(controller, name) / file
+        if place.exists():
+            place.write_text(text)
+
+
+def read_usage(name: str) -> Counted:
+    if _is_unified():
+        folder = _ROOT / PARENT / name
+        stat = _table(folder / "memory.stat")
+        return Counted(
+            _table(folder / "cpu.stat").get("usage_usec", 0) * 1000,
+            _number(folder / "memory.current"),
+            stat.get("inactive_file", 0),
+            _number(folder / "pids.current"),
+            _table(folder / "memory.events").get("oom_kill", 0),
+        )
+    memory = _folder("memory", name)
+    return Counted(
+        _number(_folder("cpuacct", name) / "cpuacct.usage"),
+        _number(memory / "memory.usage_in_bytes"),
+        _table(memory / "memory.stat").get("total_inactive_file", 0),
+        _number(_folder("pids", name) / "pids.current"),
+        _table(memory / "memory.oom_control").get("oom_kill", 0),
+    )
+
+
+def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
+    memory = str(limits.memory_bytes or MEMORY)
+    quota, period = limits.cpu_quota_us, limits.cpu_period_us
+    yield "pids", "pids.max", str(limits.pids)
+    if _is_unified():
+        yield "", "memory.max", memory
+        yield "", "memory.swap.max", "0"
+        yield "", "cpu.max", f"{quota or 'max'} {period}"
+        yield "", "cpu.weight", str(_weight(limits.cpu_shares or 1024))
+        if device:
+            yield "", "io.max", f"{device} {_rates(limits)}"
+        return
+    # The one may never be above the other, so the order depends on which way they go.
+    yield "memory", "memory.memsw.limit_in_bytes", str(1 << 62)
+    yield "memory", "memory.limit_in_bytes", memory
+    yield "memory", "memory.memsw.limit_in_bytes", memory
+    yield "cpu", "cpu.cfs_period_us", str(period)
+    yield "cpu", "cpu.cfs_quota_us", str(quota or _NO_QUOTA)
+    yield "cpu", "cpu.shares", str(limits.cpu_shares or 1024)
+    for kind in ("read", "write") if device else ():
+        bytes_, operations = limits.disk_bytes_per_second, limits.disk_operations_per_second
+        yield "blkio", f"blkio.throttle.{kind}_bps_device", f"{device} {bytes_ or 0}"
+        yield "blkio", f"blkio.throttle.{kind}_iops_device", f"{device} {operations or 0}"
+
+
+def _weight(shares: int) -> int:
+    """Shares of 2 to 262144 as a weight of 1 to 10000, as OCI runtimes count."""
+    return 1 + (max(shares, 2) - 2) * 9999 // 262142
+
+
+def _rates(limits: Enforced) -> str:
+    bytes_ = limits.disk_bytes_per_second or "max"
+    operations = limits.disk_operations_per_second or "max"
+    return f"rbps={bytes_} wbps={bytes_} riops={operations} wiops={operations}"
+
+
+def _is_unified() -> bool:
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+def _folder(controller: str, name: str) -> Path:
+    return (_ROOT if _is_unified() else _ROOT / controller) / PARENT / name
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _table(file: Path) -> dict[str, int]:
+    try:
+        rows = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}

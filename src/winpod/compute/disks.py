@@ -1,0 +1,65 @@
+"""A container's own disk: what it writes to C: goes here, and it can be full without anybody else.
+
+As on Windows, where every container has a virtual disk, it has a size from the start, and takes of
+the machine only what was written. It is an ext4 file system in a sparse file, without a journal:
+a container does not outlive the machine's power.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from winpod.compute.errors import DiskFailed
+from winpod.compute.mounts import unmount
+
+DEFAULT_SIZE = 20 << 30
+SMALLEST = 8 << 20
+_FEATURES = "^has_journal,^resize_inode"
+
+
+def make_disk(folder: Path, size: int, owner: int) -> None:
+    """`folder/disk` becomes an empty disk of that many bytes, with `upper` and `work` in it."""
+    image, place = folder / "disk.img", folder / "disk"
+    with image.open("wb") as file:
+        file.truncate(max(size, SMALLEST))
+    place.mkdir(exist_ok=True)
+    _run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", _FEATURES, "-E", "nodiscard", str(image))
+    mount_disk(folder)
+    for name in ("upper", "work"):
+        (place / name).mkdir()
+        os.chown(place / name, owner, owner)
+
+
+def mount_disk(folder: Path) -> None:
+    options = "loop,nosuid,nodev,noatime"
+    _run("mount", "-o", options, str(folder / "disk.img"), str(folder / "disk"))
+
+
+def remove_disk(folder: Path) -> None:
+    """Whatever is there of it."""
+    unmount(folder / "disk")
+    (folder / "disk.img").unlink(missing_ok=True)
+
+
+def device_of(folder: Path) -> str:
+    """The `major:minor` that the kernel counts and limits its traffic by."""
+    number = (folder / "disk").stat().st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def used_bytes(folder: Path) -> int:
+    if not os.path.ismount(folder / "disk"):
+        return 0
+    status = os.statvfs(folder / "disk")
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except FileNotFoundError:
+        raise DiskFailed(f"this machine has no {command[0]}") from None
+    if done.returncode:
+        raise DiskFailed(f"{command[0]}: {done.stderr.strip()}")

@@ -1,0 +1,134 @@
+"""Drive C: of one container: its disk over the image's layers over the base, and the pod's mounts.
+
+It is put together on this machine as one tree of mounts, and then slid into the container's own
+namespace. Mount points are made in the container's disk; a name that is there in another spelling
+is the same name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from winpod.compute import mounts
+from winpod.compute.errors import MountFailed
+from winpod.compute.plan import Mount, SourceKind
+from winpod.images.layers import lower_directories
+from winpod.windows.errors import InvalidInput
+
+
+class Drive:
+    """`owner` is the machine's user that is the container's administrator; `users` the container's
+    user namespace, None where it has none."""
+
+    def __init__(self, place: Path, disk: Path, owner: int, users: int | None) -> None:
+        self._place = place
+        self._disk = disk
+        self._owner = owner
+        self._users = users
+
+    def assemble(self, base: Path, layers: Sequence[Path], scratch: Path) -> None:
+        lower = lower_directories(layers, scratch, base=base)
+        with ExitStack() as held:
+            trees = []
+            for folder in lower:
+                tree = mounts.clone(folder)
+                held.callback(os.close, tree)
+                mounts.restrict(tree, owners=self._users)
+                trees.append(tree)
+            upper, work = self._disk / "upper", self._disk / "work"
+            mounts.mount_overlay(trees, upper, work, self._place)
+
+    def add(self, wanted: Sequence[Mount]) -> None:
+        """The outer before the inner."""
+        with mounts.opened(self._place) as root:
+            for mount in wanted:
+                try:
+                    self._add(root, mount)
+                except OSError as error:
+                    raise MountFailed(mount.source, mount.destination, error) from None
+
+    def _add(self, root: int, mount: Mount) -> None:
+        source = Path(os.path.realpath(mount.source))
+        if mount.kind is SourceKind.MISSING:
+            source.mkdir(parents=True, exist_ok=True)
+        target = self._mount_point(root, mount.destination, is_file=source.is_file())
+        try:
+            tree = mounts.clone(source)
+            try:
+                mounts.restrict(tree, readonly=mount.readonly, owners=self._owners_for(source))
+                mounts.attach(tree, target)
+            finally:
+                os.close(tree)
+        finally:
+            os.close(target)
+
+    def _owners_for(self, source: Path) -> int | None:
+        """Not all file systems can change their owners; there files belong to whom they do."""
+        if self._users is None:
+            return None
+        tree = mounts.clone(source)
+        try:
+            mounts.restrict(tree, owners=self._users)
+        except OSError:
+            return None
+        finally:
+            os.close(tree)
+        return self._users
+
+    def make_directory(self, path: str, owner: int) -> None:
+        """A directory of the container's own, in the drive, for one of its users."""
+        with mounts.opened(self._place) as root:
+            place = self._mount_point(root, path, is_file=False)
+            try:
+                os.chown(f"/proc/self/fd/{place}", owner, owner)
+            finally:
+                os.close(place)
+
+    def _mount_point(self, root: int, path: str, *, is_file: bool) -> int:
+        r"""The place of `C:\some\path` in the drive, open; what is missing of it is made."""
+        names = [name for name in path[3:].split("\\") if name]
+        here = ""
+        for depth, name in enumerate(names, 1):
+            folder = mounts.open_below(root, here, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                found = next((n for n in os.listdir(folder) if n.upper() == name.upper()), None)  # noqa: PTH208
+                if found is None:
+                    found = name
+                    self._make(folder, name, is_file=is_file and depth == len(names))
+            finally:
+                os.close(folder)
+            here = f"{here}/{found}" if here else found
+        return mounts.open_below(root, here, os.O_PATH)
+
+    def _make(self, folder: int, name: str, *, is_file: bool) -> None:
+        if is_file:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=folder))
+        else:
+            os.mkdir(name, 0o755, dir_fd=folder)
+        os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
+
+    def slide_into(self, pid: int, path: str) -> None:
+        """Into a running container, over the C: that it had; here it is not needed any longer."""
+        tree = mounts.clone(self._place)
+        try:
+            mounts.attach_inside(tree, pid, path)
+        finally:
+            os.close(tree)
+        mounts.unmount(self._place)
+
+
+def refuse_what_cannot_be(wanted: Sequence[Mount]) -> None:
+    for mount in wanted:
+        if mount.kind in (SourceKind.PIPE, SourceKind.SOCKET):
+            raise InvalidInput(
+                f"{mount.source} cannot be mounted: named pipes and sockets of this machine do not "
+                "reach into Wine.",
+                "Use a port of the pod instead.",
+            )
+        if not mount.destination.upper().startswith("C:"):
+            raise InvalidInput(
+                f"{mount.source} cannot be mounted on {mount.destination}: there is only drive C:."
+            )

@@ -1,0 +1,239 @@
+"""Shells: booted ahead of time, handed over whole, and ended with everything in them.
+
+A shell is a directory: its runtime's bundle, the prefix of its Windows, the socket of its agent and
+its disk. Whoever has the directory has the shell, and hands it over by renaming it, so a crash
+leaves it with one owner. Those that wait are in `warm`, and are ended at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from winpod.compute import disks
+from winpod.compute.agent import Agent
+from winpod.compute.errors import AgentGone, ShellFailed
+from winpod.compute.machine import has_user_namespaces, reachable, release
+from winpod.compute.native import with_socket
+from winpod.compute.processes import read_pid, until_gone
+from winpod.compute.shell import IDS, Shell, shell_spec
+from winpod.images.base import Base, prepare_prefix
+from winpod.windows.builds import Build
+from winpod.windows.errors import WinpodError
+from winpod.windows.users import ADMINISTRATOR, User
+
+BOOT_SECONDS = 60.0
+_FIRST_RANGE, _LAST_RANGE = 0x6000, 0x7FFF
+_PATIENCE = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The directory of a shell, and what is in it."""
+
+    folder: Path
+
+    @property
+    def prefix(self) -> Path:
+        return self.folder / "prefix"
+
+    @property
+    def agent(self) -> Agent:
+        return Agent(self.folder / "run/agent.sock")
+
+    @property
+    def id(self) -> str:
+        return (self.folder / "id").read_text()
+
+    @property
+    def first_id(self) -> int:
+        return int((self.folder / "first_id").read_text())
+
+    @property
+    def pid(self) -> int | None:
+        """Of the shell's first process, while it lives."""
+        pid = read_pid(self.folder / "shell.pid")
+        return pid if pid and _is_shell(pid, self.id) else None
+
+
+class Shells:
+    """`warm` is how many wait ahead of time, for the administrator and with the usual disk."""
+
+    def __init__(self, root: Path, base: Base, host: Build, warm: int = 0) -> None:
+        self.base = base
+        self._root = root
+        self._host = host
+        self._warm = warm
+        self._ready: list[Room] = []
+        self._filling: asyncio.Task[None] | None = None
+        self._with_users = has_user_namespaces(root)
+        self._rootfs = reachable(base.rootfs, root) if self._with_users else base.rootfs
+        self._ranges = {room.first_id // IDS for room in self._rooms()}
+
+    def _rooms(self) -> list[Room]:
+        found = (self._root.glob(f"{kind}/*/shell") for kind in ("containers", "sandboxes"))
+        return [Room(folder) for each in found for folder in each if (folder / "first_id").exists()]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._ready)
+
+    async def start(self) -> None:
+        """End what an earlier process had waiting, and begin anew."""
+        for folder in (self._root / "warm").glob("*"):
+            await self.end(folder)
+        self.refill()
+
+    async def stop(self) -> None:
+        if self._filling:
+            self._filling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._filling
+        for folder in (self._root / "warm").glob("*"):
+            await self.end(folder)
+        release(self._rootfs)
+
+    def take(self, folder: Path) -> Room | None:
+        """One that waits, if one does; it is in the given directory from now on."""
+        while self._ready:
+            room = self._ready.pop(0)
+            if room.pid:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                room.folder.rename(folder)
+                return Room(folder)
+        return None
+
+    def refill(self) -> None:
+        """In the background, one after the other, so that it is in nobody's way."""
+        if len(self._ready) < self._warm and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.create_task(self._fill())
+
+    async def _fill(self) -> None:
+        while len(self._ready) < self._warm:
+            folder = self._root / "warm" / secrets.token_hex(4)
+            try:
+                self._ready.append(await self.boot(folder))
+            except WinpodError as error:
+                _log.warning("a shell could not be booted ahead of time: %s", error)
+                return
+
+    async def boot(
+        self,
+        folder: Path,
+        user: User = ADMINISTRATOR,
+        netns: Path | None = None,
+        disk_bytes: int = disks.DEFAULT_SIZE,
+    ) -> Room:
+        """A shell in this directory; where that fails, nothing is left."""
+        try:
+            room = await asyncio.to_thread(self._prepare, folder, user, netns, disk_bytes)
+            await self._run(room)
+        except BaseException:
+            await asyncio.shield(self.end(folder))
+            raise
+        return room
+
+    def _prepare(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
+        (folder / "run").mkdir(parents=True)
+        first_id = self._claim_range() * IDS if self._with_users else 0
+        id_ = f"winpod-{secrets.token_hex(8)}"
+        (folder / "id").write_text(id_)
+        (folder / "first_id").write_text(str(first_id))
+        room = Room(folder)
+        prepare_prefix(self.base, self._host, (), room.prefix)
+        (room.prefix / "resolv.conf").touch()
+        owner = first_id + user.uid
+        for path in (room.prefix, *room.prefix.iterdir()):
+            os.chown(path, owner, owner, follow_symlinks=False)
+        disks.make_disk(folder, disk_bytes, first_id)
+        shell = Shell(
+            id=id_,
+            rootfs=self._rootfs,
+            prefix=room.prefix,
+            drive_c=self.base.drive_c,
+            user=user,
+            first_id=first_id,
+            netns=netns,
+        )
+        (folder / "config.json").write_text(json.dumps(shell_spec(shell)))
+        return room
+
+    def _claim_range(self) -> int:
+        """Users of the machine that no other shell has."""
+        number = next(n for n in range(_FIRST_RANGE, _LAST_RANGE) if n not in self._ranges)
+        self._ranges.add(number)
+        return number
+
+    async def _run(self, room: Room) -> None:
+        folder = room.folder
+        runc = self._runc("run", "--detach", "--preserve-fds", "1", "--bundle", str(folder))
+        runc += ["--pid-file", str(folder / "shell.pid"), room.id]
+        log = folder / "shell.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *with_socket(folder / "run/agent.sock", runc),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            code = await process.wait()
+        if code:
+            raise ShellFailed(_tail(log))
+        try:
+            async with asyncio.timeout(BOOT_SECONDS):
+                await room.agent.ping()
+        except (TimeoutError, AgentGone):
+            raise ShellFailed(_tail(log)) from None
+
+    async def kill(self, folder: Path) -> None:
+        """End all that runs in it, and return when it has."""
+        if pid := Room(folder).pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await until_gone(pid)
+
+    async def end(self, folder: Path) -> None:
+        """All of a shell, however much of it there is."""
+        if not _is_there(folder):
+            return
+        room = Room(folder)
+        if _is_there(folder / "id"):
+            await self.kill(folder)
+            process = await asyncio.create_subprocess_exec(
+                *self._runc("delete", "--force", room.id),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            await process.wait()
+        await asyncio.to_thread(disks.remove_disk, folder)
+        number = room.first_id // IDS if _is_there(folder / "first_id") else 0
+        await asyncio.to_thread(shutil.rmtree, folder)
+        self._ranges.discard(number)
+
+    def _runc(self, *arguments: str) -> list[str]:
+        return ["runc", "--root", str(self._root / "runc"), *arguments]
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def _is_shell(pid: int, id_: str) -> bool:
+    """Whether a number that was written down is still the process it was written for."""
+    try:
+        return id_ in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _tail(file: Path) -> str:
+    return file.read_text(errors="replace")[-1000:].strip() if file.exists() else ""
