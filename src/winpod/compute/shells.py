@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +32,8 @@ from winpod.windows.errors import WinpodError
 from winpod.windows.users import ADMINISTRATOR, User
 
 BOOT_SECONDS = 60.0
+QUIET_SECONDS = 1.0
 _FIRST_RANGE, _LAST_RANGE = 0x6000, 0x7FFF
-_PATIENCE = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +76,7 @@ class Shells:
         self._warm = warm
         self._ready: list[Room] = []
         self._filling: asyncio.Task[None] | None = None
+        self._taken_at = 0.0
         self._with_users = has_user_namespaces(root)
         self._rootfs = reachable(base.rootfs, root) if self._with_users else base.rootfs
         self._ranges = {room.first_id // IDS for room in self._rooms()}
@@ -107,18 +109,21 @@ class Shells:
         while self._ready:
             room = self._ready.pop(0)
             if room.pid:
+                self._taken_at = time.monotonic()
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 room.folder.rename(folder)
                 return Room(folder)
         return None
 
     def refill(self) -> None:
-        """In the background, one after the other, so that it is in nobody's way."""
+        """In the background, one after the other, and not while pods begin."""
         if len(self._ready) < self._warm and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill())
 
     async def _fill(self) -> None:
         while len(self._ready) < self._warm:
+            while (rest := self._taken_at + QUIET_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
             folder = self._root / "warm" / secrets.token_hex(4)
             try:
                 self._ready.append(await self.boot(folder))
