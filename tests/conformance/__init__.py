@@ -1,0 +1,1 @@
+"""critest, the CRI's own suite, in its Windows build under Wine, against a whole winpod runtime."""

@@ -1,0 +1,99 @@
+"""`make conformance`: prepares what needs the outside world, and runs the rest cut off from it.
+
+    python -m tests.conformance [--write] [--focus REGEX] [--keep]
+
+Exits with 1 where a spec fails that is no exception, an exception passes, or a spec is missing.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.conformance.images import push_images
+from tests.conformance.inside import SPDY, WEBSOCKET
+from tests.conformance.program import critest, version
+from tests.conformance.results import SPECS, Spec, read_report, summary, table
+from tests.e2e.windows_programs import cache
+from tests.images.registries import docker_registry
+from winpod.images.base import build_base
+from winpod.images.base_container import dying_with_us
+
+DOCUMENT = Path(__file__).parents[2] / "docs/conformance.md"
+BEGIN, END = "<!-- written by python -m tests.conformance --write -->\n", "<!-- end -->\n"
+
+
+def main() -> int:
+    asked = _arguments()
+    began = time.monotonic()
+    build_base(cache() / "root")
+    work = Path(tempfile.mkdtemp(prefix="winpod-conformance-"))
+    try:
+        with docker_registry(work / "registry") as registry:
+            digest = push_images(registry, work / "content")
+        program = critest(digest)
+        print(f"prepared in {time.monotonic() - began:.0f} s; the specs run now", flush=True)
+        reports = _run(work, program, asked.focus)
+    finally:
+        if asked.keep:
+            print(f"kept: {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+    text = _text(reports)
+    print(text)
+    if asked.write:
+        _write(text)
+    trouble = _trouble(reports, whole=not asked.focus)
+    print("\n".join(trouble) or f"as expected, in {time.monotonic() - began:.0f} s")
+    return 1 if trouble else 0
+
+
+def _run(work: Path, program: Path, focus: str) -> Mapping[str, Sequence[Spec]]:
+    inside = [sys.executable, "-m", "tests.conformance.inside", str(work), str(program), focus]
+    subprocess.run(dying_with_us(["unshare", "--net", "--", *inside]), check=True)
+    files = {name: work / "shared" / f"{name}.json" for name in (SPDY, WEBSOCKET)}
+    return {name: read_report(file) for name, file in files.items() if file.exists()}
+
+
+def _text(reports: Mapping[str, Sequence[Spec]]) -> str:
+    lines = [f"critest {version()}, the Windows build, under Wine 10.", ""]
+    for name, specs in reports.items():
+        lines += [f"### {name}: {summary(specs)}", "", table(specs)]
+    return "\n".join(lines)
+
+
+def _write(text: str) -> None:
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def _trouble(reports: Mapping[str, Sequence[Spec]], *, whole: bool) -> list[str]:
+    trouble = [
+        f"{name}: {spec.name}: {spec.state} {spec.message}"
+        for name, specs in reports.items()
+        for spec in specs
+        if not spec.is_as_expected
+    ]
+    if whole:
+        for name, many in SPECS.items():
+            found = len(reports.get(name, ()))
+            if found != many:
+                trouble.append(f"{name}: {found} specs ran, and {many} were expected")
+    return trouble
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.conformance")
+    parser.add_argument("--write", action="store_true", help="write the table into the docs")
+    parser.add_argument("--focus", default="", metavar="REGEX", help="only specs with such names")
+    parser.add_argument("--keep", action="store_true", help="keep the logs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

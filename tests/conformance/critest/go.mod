@@ -1,0 +1,5 @@
+module winpod.dev/conformance/critest
+
+go 1.26.2
+
+require sigs.k8s.io/cri-tools v1.36.0

@@ -1,0 +1,141 @@
+"""A registry, a runtime, and critest against it, in a network and process numbers of their own.
+
+`python -m tests.conformance.inside WORK CRITEST FOCUS`, as `python -m tests.conformance` starts it.
+Whatever is left when it ends, ends with it. The reports of critest are put into WORK.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.images import write_mirrors
+from tests.e2e.windows_container import container
+from tests.e2e.windows_programs import cache
+from tests.images.registries import docker_registry
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import Base, build_base
+from winpod.images.base_container import ENVIRONMENT, container_spec
+from winpod.windows.builds import parse_build
+from winpod.windows.errors import Unavailable
+
+ENDPOINT = "127.0.0.1:10010"
+SPDY, WEBSOCKET = "SPDY", "WebSocket"
+_STREAMING = "[k8s.io] Streaming"
+_OVER_WEBSOCKET = ("-websocket-exec", "-websocket-attach", "-websocket-portforward")
+_PATIENCE = 60.0
+_PROCESSES = 256
+
+
+def main(work: Path, critest: Path, focus: str) -> None:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    base = build_base(cache() / "root")
+    with docker_registry(work / "registry") as registry:
+        write_mirrors(registry, work / "certs.d")
+        with _runtime(work, base):
+            _run_critest(work, base, critest, SPDY, [f"-ginkgo.focus={focus}"])
+            if re.search(focus, _STREAMING):
+                streaming = [f"-ginkgo.focus={re.escape(_STREAMING)}", *_OVER_WEBSOCKET]
+                _run_critest(work, base, critest, WEBSOCKET, streaming)
+
+
+@contextmanager
+def _runtime(work: Path, base: Base) -> Iterator[None]:
+    (work / "root/bases").mkdir(parents=True)
+    (work / "root/bases" / base.id).symlink_to(base.path)
+    command = [sys.executable, "-m", "winpod", "runtime", "--root", str(work / "root")]
+    command += ["--socket", str(work / "winpod.sock"), "--tcp", ENDPOINT]
+    environment = {**os.environ, "HOME": str(work), "WINPOD_HOSTS_DIR": str(work / "certs.d")}
+    with (work / "runtime.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        asyncio.run(_until_it_answers(process, work))
+        yield
+        asyncio.run(_remove_what_is_left(work))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_PATIENCE)
+
+
+async def _until_it_answers(process: subprocess.Popen[bytes], work: Path) -> None:
+    client = Client(f"unix:{work}/winpod.sock")
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            await client.call("Version", api.VersionRequest())
+            break
+        except Unavailable as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                told = (work / "runtime.log").read_text()
+                raise SystemExit(f"the runtime did not start: {error}\n{told}") from error
+            await asyncio.sleep(0.1)
+    await client.close()
+
+
+async def _remove_what_is_left(work: Path) -> None:
+    """A spec that failed leaves its pod behind."""
+    client = Client(f"unix:{work}/winpod.sock")
+    listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+    for item in listed.items:
+        request = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
+        await client.call("RemovePodSandbox", request)
+    await client.close()
+
+
+def _run_critest(
+    work: Path, base: Base, critest: Path, name: str, arguments: Sequence[str]
+) -> None:
+    r"""Its temporary files are at `C:\PATH` for it, and at `/PATH` for the runtime."""
+    shared = work / "shared"
+    shared.mkdir(exist_ok=True)
+    folder = work / f"critest-{name}"
+    windows_path = "C:" + str(shared).replace("/", "\\")
+    command = ["C:\\critest.exe", "-runtime-endpoint", f"tcp://{ENDPOINT}"]
+    command += ["-ginkgo.no-color", "-ginkgo.seed=1", "-ginkgo.timeout=20m"]
+    command += [f"-ginkgo.json-report={windows_path}\\{name}.json", *arguments]
+    with container(base, parse_build("2022"), [], folder):
+        drive = folder / "prefix/drive_c"
+        shutil.copy(critest, drive / "critest.exe")
+        (drive / "run.cmd").write_text(f"@set TMP={windows_path}\r\n@{_quoted(command)}\r\n")
+        (drive / str(shared)[1:]).mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(_spec(base, folder, shared)))
+        run = ["runc", "--root", str(folder / "state"), "run", "--bundle", str(folder)]
+        with (work / f"critest-{name}.log").open("wb") as log:
+            subprocess.run(
+                [*run, f"winpod-{folder.name}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=False,
+            )
+
+
+def _quoted(command: Sequence[str]) -> str:
+    return " ".join(f'"{word}"' for word in command)
+
+
+def _spec(base: Base, folder: Path, shared: Path) -> dict[str, Any]:
+    """Contained as every Wine is, but in the network that the runtime is in."""
+    command = ["wine64", "cmd", "/c", "C:\\run.cmd"]
+    name = f"winpod-{folder.name}"
+    spec = container_spec(base.rootfs, folder / "prefix", command, name, ENVIRONMENT)
+    linux = spec["linux"]
+    linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "network"]
+    linux["resources"]["pids"]["limit"] = _PROCESSES
+    bound = {"type": "bind", "source": str(shared), "options": ["bind", "rw"]}
+    spec["mounts"].append({"destination": f"/prefix/drive_c{shared}", **bound})
+    return spec
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

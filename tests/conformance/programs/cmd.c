@@ -1,0 +1,52 @@
+/* Stands for cmd.exe where Wine's lacks something: a prompt while its input is no console (`cmd /Q`).
+ * It lies in C:\, which is searched before System32, and hands everything else to Wine's own.
+ */
+
+#include <stdio.h>
+#include <string.h>
+#include <windows.h>
+
+#define ROOM 32768
+#define REAL "C:\\Windows\\System32\\cmd.exe"
+
+static int start(char *line)
+{
+    STARTUPINFOA with = {.cb = sizeof with};
+    PROCESS_INFORMATION made;
+    if (!CreateProcessA(REAL, line, NULL, NULL, TRUE, 0, NULL, NULL, &with, &made))
+        return (int)GetLastError();
+    DWORD code = 1;
+    WaitForSingleObject(made.hProcess, INFINITE);
+    GetExitCodeProcess(made.hProcess, &code);
+    return (int)code;
+}
+
+static void prompt(void)
+{
+    char directory[MAX_PATH];
+    GetCurrentDirectoryA(sizeof directory, directory);
+    printf("\r\n%s>", directory);
+    fflush(stdout);
+}
+
+static int interact(void)
+{
+    char line[ROOM], command[ROOM + 8];
+    int code = 0;
+    for (prompt(); fgets(line, sizeof line, stdin); prompt()) {
+        line[strcspn(line, "\r\n")] = 0;
+        snprintf(command, sizeof command, "cmd /c %s", line);
+        if (*line)
+            code = start(command);
+    }
+    return code;
+}
+
+int main(int count, char **words)
+{
+    DWORD mode;
+    if (count == 2 && !_stricmp(words[1], "/Q")
+        && !GetConsoleMode(GetStdHandle(STD_INPUT_HANDLE), &mode))
+        return interact();
+    return start(GetCommandLineA());
+}

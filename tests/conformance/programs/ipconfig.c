@@ -1,0 +1,63 @@
+/* Stands for `ipconfig /all`, whose lines about DNS Wine's does not have. It asks Windows for what
+ * it says: host name, addresses, DNS servers and suffixes are those that every program sees.
+ */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <winsock2.h>
+#include <ws2tcpip.h>
+#include <iphlpapi.h>
+
+static void say(const char *what, int first, const char *value)
+{
+    static const char dots[] = " . . . . . . . . . . . . . . . . .";
+    char label[36];
+    snprintf(label, sizeof label, "%s%s", what, dots + (strlen(what) % 2));
+    if (first)
+        printf("   %.34s: %s\r\n", label, value);
+    else
+        printf("%39s%s\r\n", "", value);
+}
+
+static const char *text_of(SOCKET_ADDRESS *address)
+{
+    static char text[NI_MAXHOST];
+    if (getnameinfo(address->lpSockaddr, address->iSockaddrLength, text, sizeof text, NULL, 0,
+                    NI_NUMERICHOST))
+        return "?";
+    return text;
+}
+
+int main(void)
+{
+    WSADATA started;
+    WSAStartup(MAKEWORD(2, 2), &started);
+    char host[256] = "";
+    gethostname(host, sizeof host);
+    printf("\r\nWindows IP Configuration\r\n\r\n");
+    say("Host Name", 1, host);
+    ULONG size = 1 << 16;
+    IP_ADAPTER_ADDRESSES *all = malloc(size);
+    if (GetAdaptersAddresses(AF_UNSPEC, GAA_FLAG_INCLUDE_PREFIX, NULL, all, &size))
+        return 1;
+    for (IP_ADAPTER_ADDRESSES *one = all; one; one = one->Next) {
+        if (one->IfType == IF_TYPE_SOFTWARE_LOOPBACK)
+            continue;
+        int first = 1;
+        for (IP_ADAPTER_DNS_SUFFIX *s = one->FirstDnsSuffix; s; s = s->Next, first = 0) {
+            char suffix[256];
+            snprintf(suffix, sizeof suffix, "%ls", s->String);
+            say("DNS Suffix Search List", first, suffix);
+        }
+        printf("\r\nEthernet adapter %ls:\r\n\r\n", one->FriendlyName);
+        for (IP_ADAPTER_UNICAST_ADDRESS *a = one->FirstUnicastAddress; a; a = a->Next)
+            say(a->Address.lpSockaddr->sa_family == AF_INET ? "IPv4 Address" : "IPv6 Address", 1,
+                text_of(&a->Address));
+        first = 1;
+        for (IP_ADAPTER_DNS_SERVER_ADDRESS *d = one->FirstDnsServerAddress; d; d = d->Next) {
+            say("DNS Servers", first, text_of(&d->Address));
+            first = 0;
+        }
+    }
+    return 0;
+}

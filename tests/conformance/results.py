@@ -1,0 +1,76 @@
+"""What critest's specs came to, beside what is known of them beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SPECS: Mapping[str, int] = {"SPDY": 53, "WebSocket": 4}
+EXCEPTIONS: Mapping[str, str] = {
+    "Container runtime should support adding volume and device runtime should support starting"
+    " container with volume when host path is a symlink": (
+        "The spec makes a symbolic link with Go's `os.Symlink`. Wine 10 says that it did, and makes"
+        " none, so the runtime is asked for a volume that is not there."
+    ),
+}
+NOTES: Mapping[str, str] = {
+    "Image Manager public image with digest should be pulled and removed": (
+        "critest's source names a digest of upstream's image; it is built with that of ours."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    state: str
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.state == "passed"
+
+    @property
+    def is_as_expected(self) -> bool:
+        """An exception that passes is none, and a spec that skips itself has shown nothing."""
+        return self.state == "failed" if self.name in EXCEPTIONS else self.passed
+
+    @property
+    def result(self) -> str:
+        return "exception" if self.name in EXCEPTIONS and self.is_as_expected else self.state
+
+    @property
+    def note(self) -> str:
+        return EXCEPTIONS.get(self.name, "") or NOTES.get(self.name, "")
+
+
+def read_report(file: Path) -> list[Spec]:
+    """From Ginkgo's JSON report, by name; without what was not asked for."""
+    (suite,) = json.loads(file.read_text())
+    found = [_spec(report) for report in suite["SpecReports"] if report["LeafNodeType"] == "It"]
+    return sorted((one for one in found if one), key=lambda one: one.name)
+
+
+def _spec(report: Mapping[str, Any]) -> Spec | None:
+    words = " ".join([*report["ContainerHierarchyTexts"], report["LeafNodeText"]])
+    message = report.get("Failure", {}).get("Message", "")
+    if report["State"] == "skipped" and not message:
+        return None
+    name = words.replace("[k8s.io] ", "").replace(" [Conformance]", "")
+    return Spec(name, report["State"], message)
+
+
+def table(specs: Sequence[Spec]) -> str:
+    lines = ["| spec | result | |", "|---|---|---|"]
+    lines += [f"| {spec.name} | {spec.result} | {spec.note} |" for spec in specs]
+    return "\n".join(lines) + "\n"
+
+
+def summary(specs: Sequence[Spec]) -> str:
+    passed = sum(spec.passed for spec in specs)
+    exceptions = sum(spec.result == "exception" for spec in specs)
+    failed = len(specs) - passed - exceptions
+    return f"{len(specs)} specs: {passed} passed, {exceptions} exceptions, {failed} failed"
