@@ -34,7 +34,7 @@ PROGRAMS = {
     "winit": LINUX,
     "wproxy": LINUX,
 }
-MORE_SOURCES = {"wproxy": ("log",)}
+MORE_SOURCES = {"wproxy": ("io", "log", "relay")}
 
 
 class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]

@@ -1,12 +1,15 @@
 /* What the host, winit and wagent say to each other.
  *
- * A client connects to the shell's socket; one connection is one program, or one request. Frames
+ * A client connects to the shell's socket; one connection is one program, one opening of a named
+ * pipe (INPUT_END closes it, EXIT tells that the program has closed it), or one request. Frames
  * are little endian: u32 length of the payload, u8 type, payload. Between winit and wagent there is
  * a u32 session between type and payload, so that one pair of pipes carries them all.
  *
  * A client may send INPUT_WINDOW bytes of INPUT, and more as WINDOW allows. wagent may send
  * OUTPUT_WINDOW bytes of OUTPUT and ERRORS, and more as CREDIT allows: neither side ever has to
- * stop reading, so a signal is never stuck behind data, and no buffer grows without bound.
+ * stop reading, so a signal is never stuck behind data, and no buffer grows without bound. Of a
+ * named pipe the client itself says with TAKEN what has gone on: neither direction waits for the
+ * other, however those at the ends read and write.
  */
 
 #ifndef WINPOD_PROTOCOL_H
@@ -31,6 +34,8 @@ enum frame_type {
     PROCESSES = 6,   /* nothing */
     REGISTRY = 7,    /* changes, one after the other: see wagent.c */
     PING = 8,        /* nothing */
+    PIPE = 9,        /* text: a name; DONE when it is a named pipe, CONNECTED when it is opened */
+    TAKEN = 10,      /* u32 bytes of a pipe's frames that have gone on: what CREDIT is to programs */
     /* from winit to wagent only */
     CREDIT = 32,     /* u32 bytes that a client has taken */
     CLOSE = 33,      /* nothing: the client has gone */
@@ -43,6 +48,7 @@ enum frame_type {
     WINDOW = 70,     /* u32 bytes of INPUT that were taken */
     PROCESS_LIST = 71, /* records, one after the other: see wagent.c */
     DONE = 72,       /* nothing */
+    CONNECTED = 73,  /* nothing: from here on INPUT and OUTPUT are what travels in the pipe */
 };
 
 /* A text is a u32 count of UTF-16 units, then the units, the last of them 0. */

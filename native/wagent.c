@@ -20,6 +20,7 @@
 
 #define PIPE_SIZE (64u << 10)
 #define MAX_TEXT 32767
+#define MAX_PIPE 257
 #define MAX_STOPPED 256
 #define QUIET 250             /* ms that a stream others hold open stays silent before an exit counts */
 #define AFTER_HANDLER 2000    /* ms that a program may go on after its handler returned */
@@ -40,7 +41,15 @@ LONG NTAPI NtCreateFile(HANDLE *file, ACCESS_MASK access, void *attributes, void
 BOOL WINAPI CreateEnvironmentBlock(void **environment, HANDLE token, BOOL inherit);
 BOOL WINAPI DestroyEnvironmentBlock(void *environment);
 
-enum event { FRAME_CAME, OUTPUT_CAME, INPUT_WENT, JOB_CHANGED, HANDLER_ENDED, STOPPED };
+enum event {
+    FRAME_CAME,
+    OUTPUT_CAME,
+    INPUT_WENT,
+    PIPE_MOVED,
+    JOB_CHANGED,
+    HANDLER_ENDED,
+    STOPPED,
+};
 
 struct session;
 
@@ -69,6 +78,7 @@ struct session {
     DWORD id, pid, code, outstanding;
     LONG credit;
     BOOL whole, exited, finished, closed;
+    BOOL piped, waiting; /* it is a named pipe, which nobody has opened yet */
     ULONGLONG last_heard;
     HANDLE process, job, keys, screen;
     HPCON console;
@@ -247,6 +257,7 @@ static void read_more(struct stream *stream)
         return;
     }
     drop(&stream->pipe);
+    session->exited |= session->piped;
 }
 
 static void free_if_over(struct session *session);
@@ -276,13 +287,25 @@ static void output_came(struct stream *stream, DWORD size, BOOL well)
     stream->reading = FALSE;
     session->credit += (LONG)stream->reserved;
     session->last_heard = GetTickCount64();
-    if (!well)
+    session->exited |= session->piped && !well;
+    if (!well || (session->piped && session->exited))
         drop(&stream->pipe);
     else if (size && !session->closed && !session->finished)
         send_frame(session->id, stream->type, stream->frame, size);
     read_more(stream);
     finish_if_over(session);
     free_if_over(session);
+}
+
+/* What a program has not yet read of a named pipe, it still can. */
+static void end_pipe(struct session *session)
+{
+    session->exited = TRUE;
+    if (session->output.reading)
+        CancelIoEx(session->output.pipe, NULL);
+    else
+        drop(&session->output.pipe);
+    finish_if_over(session);
 }
 
 static void write_more(struct input *input)
@@ -307,6 +330,8 @@ static void write_more(struct input *input)
         write_more(input);
     } else if (input->ending && !session->console) {
         drop(&input->pipe);
+        if (session->piped)
+            end_pipe(session);
     }
 }
 
@@ -766,6 +791,78 @@ static void start_program(DWORD id, const BYTE *payload, DWORD size)
         send_failure(id, error);
 }
 
+/* ---- named pipes of the host ---- */
+
+static void pipe_opened(struct session *session, BOOL well)
+{
+    BYTE frame[LINK_HEADER];
+    session->waiting = FALSE;
+    if (well && !session->closed) {
+        send_frame(session->id, CONNECTED, frame, 0);
+        read_more(&session->output);
+    } else {
+        drop(&session->output.pipe);
+        session->exited = TRUE;
+    }
+    finish_if_over(session);
+    free_if_over(session);
+}
+
+static void pipe_moved(OVERLAPPED *io, DWORD size, BOOL well)
+{
+    struct session *session = ((struct stream *)io)->session; /* an input's is at the same place */
+    if (io == &session->input.io) {
+        input_went(&session->input, well);
+    } else if (session->waiting) {
+        session->outstanding--;
+        pipe_opened(session, well);
+    } else {
+        output_came(&session->output, size, well);
+    }
+}
+
+/* One end, for reading and for writing, of a pipe that a program may open. */
+static DWORD make_named_pipe(struct session *session, const WCHAR *name)
+{
+    DWORD kind = PIPE_TYPE_BYTE | PIPE_REJECT_REMOTE_CLIENTS;
+    HANDLE self = GetCurrentProcess();
+    HANDLE pipe = CreateNamedPipeW(name, PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, kind,
+                                   PIPE_UNLIMITED_INSTANCES, PIPE_SIZE, PIPE_SIZE, 0, NULL);
+    if (pipe == INVALID_HANDLE_VALUE)
+        return GetLastError();
+    session->output.pipe = pipe;
+    if (!DuplicateHandle(self, pipe, self, &session->input.pipe, 0, FALSE, DUPLICATE_SAME_ACCESS)
+        || !CreateIoCompletionPort(pipe, port, PIPE_MOVED, 0))
+        return GetLastError();
+    session->waiting = TRUE;
+    session->outstanding++;
+    if (ConnectNamedPipe(pipe, &session->output.io) || GetLastError() == ERROR_IO_PENDING)
+        return 0;
+    session->outstanding--;
+    return GetLastError();
+}
+
+static void open_pipe(DWORD id, const BYTE *payload, DWORD size)
+{
+    struct reader reader = {payload, payload + size, FALSE};
+    WCHAR path[16 + MAX_PIPE] = L"\\\\.\\pipe\\", *name = text(&reader, MAX_PIPE);
+    DWORD error = ERROR_INVALID_PARAMETER;
+    if (!reader.bad && !find(id)) {
+        struct session *session = open_session(id);
+        session->piped = TRUE;
+        error = make_named_pipe(session, lstrcatW(path, name));
+        if (!error || error == ERROR_PIPE_CONNECTED)
+            send_done(id);
+        else
+            close_session(session);
+        if (error == ERROR_PIPE_CONNECTED)
+            pipe_opened(session, TRUE);
+    }
+    release(name);
+    if (error && error != ERROR_PIPE_CONNECTED)
+        send_failure(id, error);
+}
+
 /* ---- ending ---- */
 
 static BOOL peek(HANDLE process, const BYTE *from, void *into, SIZE_T size)
@@ -1145,6 +1242,9 @@ static void take_frame(struct frame *frame)
     case PING:
         send_done(frame->session);
         return;
+    case PIPE:
+        open_pipe(frame->session, payload, size);
+        return;
     }
     if (!session)
         return;
@@ -1153,11 +1253,11 @@ static void take_frame(struct frame *frame)
     } else if (frame->type == INPUT_END) {
         session->input.ending = TRUE;
         write_more(&session->input);
-    } else if (frame->type == SIGNAL && size == 1) {
+    } else if (frame->type == SIGNAL && size == 1 && session->process) {
         take_signal(session, *payload);
     } else if (frame->type == RESIZE && size == 4) {
         resize(session, get16(payload), get16(payload + 2));
-    } else if (frame->type == CREDIT && size == 4) {
+    } else if (frame->type == (session->piped ? TAKEN : CREDIT) && size == 4) {
         session->credit += (LONG)min(get32(payload), OUTPUT_WINDOW);
         read_more(&session->output);
         read_more(&session->errors);
@@ -1181,6 +1281,9 @@ static void take_event(DWORD size, ULONG_PTR key, OVERLAPPED *io, BOOL well)
         return;
     case INPUT_WENT:
         input_went((struct input *)io, well);
+        return;
+    case PIPE_MOVED:
+        pipe_moved(io, size, well);
         return;
     case JOB_CHANGED:
         if (session)

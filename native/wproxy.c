@@ -2,6 +2,7 @@
  *
  *     wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID
  *     wproxy listen SOCKET COMMAND...
+ *     wproxy relay BUNDLE
  *
  * The program to start is in BUNDLE/start (the payload of START), the shell's socket is
  * BUNDLE/run/agent.sock. `create` returns when Windows has started the program, or says Windows'
@@ -11,7 +12,7 @@
  * at the path in BUNDLE/log_path is its own too, opened anew on SIGUSR1; conmon's would keep \r.
  *
  * `listen` makes a shell's socket and becomes the command, which has it as descriptor 3 to hand on
- * to winit. Made outside, it has no name in the container.
+ * to winit. Made outside, it has no name in the container. `relay`: see relay.h.
  */
 
 #define _GNU_SOURCE
@@ -28,12 +29,13 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <termios.h>
 #include <unistd.h>
 
+#include "io.h"
 #include "log.h"
 #include "protocol.h"
+#include "relay.h"
 
 #define SHELL_DIED 137
 #define SHELL_SOCKET 3
@@ -54,61 +56,12 @@ static _Noreturn void refuse(const char *what, const char *why)
     _exit(1);
 }
 
-static bool write_all(int fd, const void *data, size_t size)
-{
-    for (const uint8_t *at = data; size;) {
-        ssize_t now = write(fd, at, size);
-        if (now < 0 && errno == EINTR)
-            continue;
-        if (now < 0)
-            return false;
-        at += now;
-        size -= (size_t)now;
-    }
-    return true;
-}
-
-static bool read_all(int fd, void *data, size_t size)
-{
-    for (uint8_t *at = data; size;) {
-        ssize_t now = read(fd, at, size);
-        if (now < 0 && errno == EINTR)
-            continue;
-        if (now <= 0)
-            return false;
-        at += now;
-        size -= (size_t)now;
-    }
-    return true;
-}
-
 static bool tell(uint8_t type, const void *payload, uint32_t size)
 {
     uint8_t header[FRAME_HEADER];
     put32(header, size);
     header[4] = type;
     return write_all(agent, header, sizeof header) && write_all(agent, payload, size);
-}
-
-/* The address of a socket in a directory, however long the path to that is. */
-static struct sockaddr_un address_of(int folder, const char *name)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    char *path = address.sun_path;
-    if (folder < 0)
-        snprintf(path, sizeof address.sun_path, "%s", name);
-    else
-        snprintf(path, sizeof address.sun_path, "/proc/self/fd/%d/%s", folder, name);
-    return address;
-}
-
-static int connect_to(int folder, const char *name)
-{
-    struct sockaddr_un address = address_of(folder, name);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address))
-        return -1;
-    return fd;
 }
 
 /* ---- starting ---- */
@@ -125,7 +78,7 @@ static void open_terminal(void)
         refuse("The terminal cannot be opened", strerror(errno));
     cfmakeraw(&raw);
     tcsetattr(slave, TCSANOW, &raw);
-    int console = connect_to(-1, given.console);
+    int console = connect_to(-1, given.console, 0);
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
@@ -160,7 +113,7 @@ static void start_program(void)
     if (!read_all(file, start, (size_t)about.st_size))
         refuse("The program to start cannot be read", "it is cut short");
     close(file);
-    agent = connect_to(bundle, "run/agent.sock");
+    agent = connect_to(bundle, "run/agent.sock", 0);
     uint8_t header[FRAME_HEADER], answer[1024];
     if (agent < 0 || !tell(START, start, (uint32_t)about.st_size))
         refuse("The container's shell does not answer", strerror(errno));
@@ -422,6 +375,8 @@ int main(int count, char **arguments)
 {
     if (count > 3 && !strcmp(arguments[1], "listen"))
         return listen_and_become(arguments[2], arguments + 3);
+    if (count == 3 && !strcmp(arguments[1], "relay"))
+        return relay(arguments[2]);
     if (!read_arguments(count, arguments)) {
         fputs("usage: wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID\n",
               stderr);

@@ -105,11 +105,21 @@ def test_the_drive_itself_cannot_be_a_mount(destination: str) -> None:
         plan(ContainerAsked(mounts=(mount(destination),)))
 
 
-def test_a_pipe_goes_to_a_pipe_only() -> None:
-    pipe = mount("\\\\.\\pipe\\docker_engine", SourceKind.PIPE)
-    assert plan(ContainerAsked(mounts=(pipe,))).mounts == (pipe,)
-    with pytest.raises(InvalidInput, match="named pipe"):
-        plan(ContainerAsked(mounts=(mount("C:\\pipe", SourceKind.PIPE),)))
+def test_a_pipe_leads_to_a_pipe_or_a_unix_socket_only() -> None:
+    for kind in (SourceKind.PIPE, SourceKind.SOCKET):
+        pipe = mount("\\\\.\\pipe\\docker_engine", kind)
+        assert plan(ContainerAsked(mounts=(pipe,))).mounts == (pipe,)
+    wrong = [
+        (mount("C:\\pipe", SourceKind.PIPE), "only one of the two is a named pipe"),
+        (mount("\\\\.\\pipe\\x", SourceKind.MISSING), "only one of the two is a named pipe"),
+        (mount("C:\\s.sock", SourceKind.SOCKET), "Mount it on .* and open that"),
+        (mount("\\\\.\\pipe\\", SourceKind.SOCKET), "is not a named pipe"),
+        (mount("\\\\.\\pipe\\a/b", SourceKind.SOCKET), "is not a named pipe"),
+        (mount("\\\\.\\pipe\\x", SourceKind.PIPE, "\\\\.\\pipe\\.."), "is not a named pipe"),
+    ]
+    for one, sentence in wrong:
+        with pytest.raises(InvalidInput, match=sentence):
+            plan(ContainerAsked(mounts=(one,)))
 
 
 def test_host_process_containers_are_always_refused() -> None:

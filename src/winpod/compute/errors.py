@@ -52,6 +52,15 @@ class LogNotReopened(WinpodError):
         )
 
 
+class PipeRefused(WinpodError):
+    """A named pipe that leads out of a container was not made in it."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"the container's named pipes cannot be made: {said.rstrip('.')}.")
+
+
 class DiskFailed(WinpodError):
     """The container's own disk could not be made."""
 

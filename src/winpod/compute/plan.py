@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,13 @@ from winpod.compute.resources import Asked, Enforced, enforce, with_annotations
 from winpod.windows.command_line import command_line
 from winpod.windows.environment import Environment, merge, parse_variables
 from winpod.windows.errors import InvalidInput, WinpodError
-from winpod.windows.paths import collision_key, container_path, is_pipe, mount_destination
+from winpod.windows.paths import (
+    collision_key,
+    container_path,
+    is_pipe,
+    mount_destination,
+    pipe_name,
+)
 from winpod.windows.users import User, find_user
 
 
@@ -28,16 +34,23 @@ class SourceKind(StrEnum):
     SOCKET = "socket"
     MISSING = "missing"
     PIPE = "pipe"
+    IMAGE = "image"
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A source of this machine at a place in the container."""
+    """A source of this machine at a place in the container.
+
+    An image as a volume is the files of its `layers`, the lowest first, or what of them is at a
+    `sub_path`.
+    """
 
     source: str
     destination: str
     kind: SourceKind
     readonly: bool = False
+    layers: tuple[str, ...] = ()
+    sub_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +180,39 @@ def _mounts(asked: Sequence[Mount]) -> tuple[Mount, ...]:
     """Destinations as Windows writes them, the outer before the inner; a place is taken once."""
     placed: dict[str, Mount] = {}
     for mount in asked:
-        if is_pipe(mount.destination) != (mount.kind is SourceKind.PIPE):
-            raise InvalidInput(
-                f"{mount.source} is mounted on {mount.destination}, and only one of the two is a "
-                "named pipe.",
-                r"Write both as \\.\pipe\NAME.",
-            )
+        _refuse_what_no_pipe_leads_to(mount)
         destination = mount_destination(mount.destination)
-        placed[collision_key(destination)] = Mount(
-            mount.source, destination, mount.kind, mount.readonly
-        )
+        placed[collision_key(destination)] = replace(mount, destination=destination)
     return tuple(placed[key] for key in sorted(placed))
+
+
+def _refuse_what_no_pipe_leads_to(mount: Mount) -> None:
+    """Programs of Windows open no Unix socket, and find named pipes only where they all are."""
+    if is_pipe(mount.destination) == (mount.kind in (SourceKind.PIPE, SourceKind.SOCKET)):
+        for path in filter(is_pipe, (mount.source, mount.destination)):
+            pipe_name(path)
+        return
+    if mount.kind is SourceKind.SOCKET:
+        raise InvalidInput(
+            f"{mount.source} is a Unix socket, which no Windows program can open on "
+            f"{mount.destination}.",
+            r"Mount it on \\.\pipe\NAME, and open that.",
+        )
+    raise InvalidInput(
+        f"{mount.source} is mounted on {mount.destination}, and only one of the two is a named "
+        "pipe.",
+        r"Write \\.\pipe\NAME on both sides, or name a Unix socket that is there.",
+    )
 
 
 def _volumes(volumes: Sequence[str]) -> tuple[str, ...]:
     return tuple(mount_destination(volume) for volume in volumes)
+
+
+NO_DOMAIN_LOGON = (
+    "The credential spec is checked and kept, and nothing logs on with it: under Wine there is no "
+    "domain logon."
+)
 
 
 def _credential_spec(text: str) -> str:

@@ -9,16 +9,29 @@ import re
 from winpod.windows.errors import InvalidInput
 
 MAX_NAME = 255
+MAX_PIPE = 256
 
 _PIPE = "\\\\.\\pipe\\"
 _UNC = re.compile(r"\\\\[^\\]+\\[^\\]+")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+_NO_PIPE = re.compile(r"[/\\\x00-\x1f]")
 _DEVICE = re.compile(r"(?:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9¹²³])", re.IGNORECASE)
 
 
 def is_pipe(path: str) -> bool:
     return path.lower().startswith(_PIPE)
+
+
+def pipe_name(path: str) -> str:
+    r"""NAME of `\\.\pipe\NAME`, which can also be that of a file."""
+    name = path[len(_PIPE) :]
+    if name in ("", ".", "..") or _NO_PIPE.search(name) or len(path) > MAX_PIPE:
+        raise InvalidInput(
+            f'"{path}" is not a named pipe.',
+            rf"Write \\.\pipe\NAME, without further slashes and of up to {MAX_PIPE} characters.",
+        )
+    return name
 
 
 def container_path(path: str) -> str:

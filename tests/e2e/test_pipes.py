@@ -1,0 +1,232 @@
+"""Named pipes in a real Wine that lead to real servers on Unix sockets of this machine."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from tests.compute.supervision import until
+from tests.e2e import windows_programs
+from tests.e2e.windows_container import unpack_content
+from tests.e2e.windows_shell import Shell, windows_shell
+
+from winpod.compute.agent import Finished, Program
+from winpod.compute.errors import PipeRefused
+from winpod.compute.pipes import Pipe, start_relay, write_pipes
+from winpod.images.base import Base
+
+MIB = 1 << 20
+CLIENT = r"""
+const net = require('net'), http = require('http'), crypto = require('crypto');
+const [what, name, amount] = process.argv.slice(2);
+const path = '\\\\.\\pipe\\' + name;
+const say = (...words) => console.log(...words);
+if (what === 'get')
+  http.get({socketPath: path, path: '/there'}, answer => {
+    answer.setEncoding('utf8').on('data', text => say(answer.statusCode, text));
+  }).on('error', error => say(error.code));
+if (what === 'echo')
+  for (let turn = 0; turn < Number(amount); turn++) {
+    const pipe = net.connect(path, () => pipe.write(`turn ${turn}\n`));
+    pipe.on('data', text => { say(String(text).trim()); pipe.destroy(); });
+    pipe.on('error', error => say(error.code));
+  }
+if (what === 'pump') {
+  const size = Number(amount), sent = crypto.randomBytes(1 << 20);
+  const there = crypto.createHash('sha256'), back = crypto.createHash('sha256');
+  let got = 0, left = size;
+  const pipe = net.connect(path, function more() {
+    while (left) {
+      left -= sent.length;
+      there.update(sent);
+      if (!pipe.write(sent)) return pipe.once('drain', more);
+    }
+  });
+  pipe.on('data', data => {
+    got += data.length;
+    back.update(data);
+    if (got === size) {
+      say(there.digest('hex') === back.digest('hex') ? 'the same' : 'another');
+      pipe.destroy();
+    }
+  });
+  pipe.on('error', error => say(error.code));
+}
+if (what === 'read')
+  net.connect(path).on('data', text => say(String(text))).on('close', () => say('closed'))
+    .on('error', error => say(error.code));
+"""
+
+
+@pytest.fixture(scope="module")
+def shell(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    content: dict[str, Path | str] = {
+        "app/node.exe": windows_programs.node(),
+        "app/client.js": CLIENT,
+    }
+    layer = unpack_content(base, content, tmp_path_factory.mktemp("layer"))
+    with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sockets") / ("long" * 30)
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+async def relay(shell: Shell, sockets: Path) -> None:
+    """One for all tests of the shell, as a container has."""
+    if (shell.folder / "pipes").exists():
+        return
+    await asyncio.wait_for(shell.agent.ping(), 60)
+    write_pipes(shell.folder, [Pipe("web", sockets / "web.sock"), Pipe("Écho", sockets / "echo")])
+    await start_relay(shell.folder)
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path, serve: Serve) -> AsyncIterator[None]:
+    """A server on a socket whose directory's path is too long for an address."""
+    with contextlib.chdir(path.parent):
+        server = await asyncio.start_unix_server(serve, path.name)
+    try:
+        async with server:
+            yield
+    finally:
+        os.unlink(path)  # noqa: PTH108
+
+
+async def run(shell: Shell, *words: object) -> Finished:
+    line = " ".join(map(str, ("C:\\app\\node.exe", "C:\\app\\client.js", *words)))
+    return await asyncio.wait_for(shell.agent.run(Program(line)), 60)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def relays(shell: Shell) -> list[int]:
+    """The relays of a shell, by the directory they hold."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            held = [str(one.readlink()) for one in (process / "fd").iterdir()]
+            if "wproxy-relay" in (process / "comm").read_text() and str(shell.folder) in held:
+                found.append(int(process.name))
+    return found
+
+
+def memory(process: int) -> int:
+    """The most that it has held, in bytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().split()[3])
+
+
+async def test_a_program_speaks_http_to_a_server_of_the_host(shell: Shell, sockets: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=f"you asked for {request.path}")
+
+    server = web.AppRunner(web.Application())
+    server.app.router.add_get("/{all}", answer)
+    await server.setup()
+    with contextlib.chdir(sockets):
+        await web.UnixSite(server, "web.sock").start()
+    assert (await run(shell, "get", "web")).output == b"200 you asked for /there\n"
+    assert (await run(shell, "get", "WEB")).output == b"200 you asked for /there\n"
+    await server.cleanup()
+
+
+async def test_many_connections_at_once_are_carried_apart(shell: Shell, sockets: Path) -> None:
+    async with serving(sockets / "echo", echo):
+        done = await run(shell, "echo", "Écho", 100)
+    assert sorted(done.output.decode().split("\n")[:-1]) == sorted(f"turn {n}" for n in range(100))
+
+
+async def test_much_travels_both_ways_unchanged(shell: Shell, sockets: Path) -> None:
+    async with serving(sockets / "echo", echo):
+        done = await asyncio.gather(*(run(shell, "pump", "Écho", 32 * MIB) for _ in range(3)))
+    assert [one.output for one in done] == [b"the same\n"] * 3
+
+
+async def test_either_end_ends_the_other_after_all_was_read(shell: Shell, sockets: Path) -> None:
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"all of it")
+        received.set_result(await reader.read())
+        writer.close()
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        writer.write(b"bye")
+        writer.close()
+
+    async with serving(sockets / "echo", close):
+        assert (await run(shell, "read", "Écho")).output == b"bye\nclosed\n"
+    async with serving(sockets / "echo", hold):
+        line = "C:\\app\\node.exe C:\\app\\client.js read Écho"
+        async with await shell.agent.start(Program(line)) as running:
+            assert (await anext(running.output()))[1] == b"all of it\n"
+        assert await asyncio.wait_for(received, 10) == b""
+
+
+async def test_a_server_that_is_not_there_is_an_end_and_may_come_later(
+    shell: Shell, sockets: Path
+) -> None:
+    assert (await run(shell, "read", "Écho")).output.endswith(b"closed\n")
+    async with serving(sockets / "echo", echo):
+        assert (await run(shell, "echo", "Écho", 1)).output == b"turn 0\n"
+
+
+async def test_a_reader_that_stops_holds_little_memory_and_no_one_else(
+    shell: Shell, sockets: Path
+) -> None:
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader, writer
+        await asyncio.sleep(60)
+
+    async with serving(sockets / "web.sock", deaf), serving(sockets / "echo", echo):
+        line = f"C:\\app\\node.exe C:\\app\\client.js pump web {64 * MIB}"
+        async with await shell.agent.start(Program(line)):
+            await asyncio.sleep(1)
+            assert (await run(shell, "pump", "Écho", 8 * MIB)).output == b"the same\n"
+        [process] = relays(shell)
+        assert memory(process) < 16 * MIB
+
+
+async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
+    base: Base, tmp_path: Path
+) -> None:
+    layer = unpack_content(base, {"app/x.txt": "x"}, tmp_path)
+    with windows_shell(base, layer, tmp_path / "short") as short:
+        await asyncio.wait_for(short.agent.ping(), 60)
+        write_pipes(short.folder, [Pipe("one", tmp_path / "none")])
+        await start_relay(short.folder)
+        [process] = relays(short)
+        assert parent(process) == 1
+        short.runc("kill", short.name, "KILL")
+        until(lambda: not relays(short))
+
+
+async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write_pipes(tmp_path, [Pipe("one", tmp_path / "none")])
+    with pytest.raises(PipeRefused, match="does not answer"):
+        await start_relay(tmp_path)
+    write_pipes(tmp_path, [])
+    await start_relay(tmp_path)
