@@ -1,8 +1,9 @@
 """Sandboxes and containers over gRPC, with simulated compute and a network of loopback only."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +18,30 @@ from winpod.cri.server import Parts, Server
 from winpod.cri.state import State
 from winpod.images.pull import Puller
 from winpod.images.store import Store
-from winpod.network.attachments import Attached, Attachment, Dns
+from winpod.network.attachments import Attached, Attachment
+from winpod.network.configuration import DEFAULT_SUBNETS
+from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import WinpodError
 
 
-class LoopbackNetworks:
-    """A stand-in for real networks: every sandbox has an address and nobody can reach it."""
+class LoopbackNetworks(SimulatedNetworks):
+    """Simulated networks that can fail, and whose ports are those of this machine."""
 
     def __init__(self) -> None:
-        self.connected: list[str] = []
+        super().__init__(DEFAULT_SUBNETS)
         self.failure: WinpodError | None = None
 
-    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
-        del netns
+    async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
         if self.failure:
             raise self.failure
-        self.connected.append(attachment.sandbox_id)
-        return Attached("test", (f"127.0.0.{len(self.connected)}",), Dns(), {})
-
-    async def disconnect(self, sandbox_id: str) -> None:
-        if sandbox_id in self.connected:
-            self.connected.remove(sandbox_id)
+        return await super().connect(attachment, netns)
 
     async def dial(
         self, sandbox_id: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         assert sandbox_id in self.connected
         return await asyncio.open_connection("127.0.0.1", port)
-
-    async def sweep(self, known: Collection[str]) -> list[str]:
-        self.connected = [sandbox for sandbox in self.connected if sandbox in known]
-        return []
 
     async def trouble(self) -> str:
         return str(self.failure or "")
@@ -186,7 +179,7 @@ async def test_a_sandbox_that_cannot_be_is_refused_and_leaves_nothing(
     with pytest.raises(RemoteError, match=sentence) as caught:
         await run_sandbox(client, handler=handler, windows=windows_config)
     assert caught.value.status is grpc.StatusCode[code]
-    assert node.networks.connected == []
+    assert node.networks.connected == {}
     assert not (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items
 
 
@@ -260,7 +253,7 @@ async def test_labels_annotations_and_namespaces_come_back_as_they_went(client: 
     answer = (await client.call("PodSandboxStatus", request)).status
     assert (dict(answer.labels), dict(answer.annotations)) == ({"app": "web"}, {"a": "b"})
     assert answer.linux.namespaces.options == options
-    assert answer.network.ip == "127.0.0.1"
+    assert ip_address(answer.network.ip) in DEFAULT_SUBNETS[0]
 
 
 async def test_resources_are_changed_whole_or_not_at_all(client: Client, image: str) -> None:
@@ -300,19 +293,6 @@ async def test_programs_run_in_running_containers_only(client: Client, image: st
         await client.call("ExecSync", request)
     await start(client, container)
     assert (await client.call("ExecSync", request)).stdout == b"simulated: ver\r\n"
-
-
-async def test_usage_is_told_for_containers_and_pods(client: Client, image: str) -> None:
-    sandbox = await run_sandbox(client)
-    container = await create(client, sandbox, image)
-    await start(client, container)
-    stats = (await client.call("ListContainerStats", api.ListContainerStatsRequest())).stats
-    assert [s.attributes.id for s in stats] == [container]
-    request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox)
-    pod = (await client.call("PodSandboxStats", request)).stats
-    assert pod.windows.memory.working_set_bytes.value > 0
-    assert pod.windows.cpu.usage_nano_cores.value >= 0
-    assert pod.windows.process.process_count.value == 1
 
 
 async def test_the_version_is_what_the_kubelet_wants(client: Client) -> None:

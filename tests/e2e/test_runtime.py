@@ -20,6 +20,7 @@ from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.network.attachments import Attached, Attachment, Dns
 from winpod.network.cni import Cni
+from winpod.network.counters import Counters, read_counters
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.windows.builds import parse_build
@@ -53,8 +54,17 @@ class LonelyNetworks:
                 self.namespaces.remove(name)
         return []
 
+    def netns(self, sandbox_id: str) -> Path:
+        return self.namespaces.path(sandbox_id)
+
+    def counters(self, sandbox_id: str) -> list[Counters]:
+        return read_counters(self.netns(sandbox_id))
+
     async def trouble(self) -> str:
         return ""
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "lonely"}
 
 
 class Node:

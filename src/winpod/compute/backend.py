@@ -6,7 +6,7 @@ is true after a restart of this process. There are real containers, and simulate
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -110,6 +110,9 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """What only waited is ended; sandboxes and containers go on."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What it is, for people."""
 
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         """The network namespace that the sandbox should have, where there is one already."""

@@ -21,10 +21,15 @@ _NO_QUOTA = -1
 
 @dataclass(frozen=True, slots=True)
 class Counted:
+    """Private memory is what no file backs and one process has; shared, what several do."""
+
     cpu_nanoseconds: int = 0
     memory_bytes: int = 0
-    inactive_file_bytes: int = 0
+    private_bytes: int = 0
+    shared_bytes: int = 0
+    swapped_bytes: int = 0
     processes: int = 0
+    threads: int = 0
     out_of_memory_kills: int = 0
 
 
@@ -43,16 +48,23 @@ def read_usage(name: str) -> Counted:
         return Counted(
             _table(folder / "cpu.stat").get("usage_usec", 0) * 1000,
             _number(folder / "memory.current"),
-            stat.get("inactive_file", 0),
+            stat.get("anon", 0),
+            stat.get("shmem", 0),
+            _number(folder / "memory.swap.current"),
+            _lines(folder / "cgroup.procs"),
             _number(folder / "pids.current"),
             _table(folder / "memory.events").get("oom_kill", 0),
         )
-    memory = _folder("memory", name)
+    memory, pids = _folder("memory", name), _folder("pids", name)
+    stat = _table(memory / "memory.stat")
     return Counted(
         _number(_folder("cpuacct", name) / "cpuacct.usage"),
         _number(memory / "memory.usage_in_bytes"),
-        _table(memory / "memory.stat").get("total_inactive_file", 0),
-        _number(_folder("pids", name) / "pids.current"),
+        stat.get("total_rss", 0),
+        stat.get("total_shmem", 0),
+        stat.get("total_swap", 0),
+        _lines(pids / "cgroup.procs"),
+        _number(pids / "pids.current"),
         _table(memory / "memory.oom_control").get("oom_kill", 0),
     )
 
@@ -105,6 +117,13 @@ def _number(file: Path) -> int:
     try:
         return int(file.read_text())
     except (OSError, ValueError):
+        return 0
+
+
+def _lines(file: Path) -> int:
+    try:
+        return len(file.read_text().splitlines())
+    except OSError:
         return 0
 
 

@@ -49,11 +49,13 @@ def device_of(folder: Path) -> str:
     return f"{os.major(number)}:{os.minor(number)}"
 
 
-def used_bytes(folder: Path) -> int:
+def used(folder: Path) -> tuple[int, int]:
+    """Bytes and inodes."""
     if not os.path.ismount(folder / "disk"):
-        return 0
+        return 0, 0
     status = os.statvfs(folder / "disk")
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    used_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize
+    return used_bytes, status.f_files - status.f_ffree
 
 
 def _run(*command: str) -> None:

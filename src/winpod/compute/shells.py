@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class Shells:
         self.base = base
         self._root = root
         self._host = host
-        self._warm = warm
+        self.wanted = warm
         self._ready: list[Room] = []
         self._filling: asyncio.Task[None] | None = None
         self._taken_at = 0.0
@@ -86,8 +87,8 @@ class Shells:
         return [Room(folder) for each in found for folder in each if (folder / "first_id").exists()]
 
     @property
-    def waiting(self) -> int:
-        return len(self._ready)
+    def waiting(self) -> Sequence[Room]:
+        return self._ready
 
     async def start(self) -> None:
         """End what an earlier process had waiting, and begin anew."""
@@ -117,13 +118,14 @@ class Shells:
 
     def refill(self) -> None:
         """In the background, one after the other, and not while pods begin."""
-        if len(self._ready) < self._warm and (self._filling is None or self._filling.done()):
+        if len(self._ready) < self.wanted and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill())
 
     async def _fill(self) -> None:
-        while len(self._ready) < self._warm:
-            while (rest := self._taken_at + QUIET_SECONDS - time.monotonic()) > 0:
+        while len(self._ready) < self.wanted:
+            if (rest := self._taken_at + QUIET_SECONDS - time.monotonic()) > 0:
                 await asyncio.sleep(rest)
+                continue
             folder = self._root / "warm" / secrets.token_hex(4)
             try:
                 self._ready.append(await self.boot(folder))

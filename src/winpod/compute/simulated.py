@@ -65,6 +65,9 @@ class SimulatedBackend:
     async def close(self) -> None:
         pass
 
+    def describe(self) -> dict[str, object]:
+        return {"kind": "simulated", "containers": len(self._made)}
+
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         del asked
         return None
@@ -110,7 +113,7 @@ class SimulatedBackend:
         if not await self.is_running(container):
             return Usage(now)
         age = now - self._started[container]
-        return Usage(now, age // 100, _MEMORY, _MEMORY, 1, 4096)
+        return Usage(now, age // 100, _MEMORY, _MEMORY, 1, 4096, charged_bytes=_MEMORY, threads=1)
 
     async def reopen_log(self, container: str) -> None:
         self._log(self._get(container), "simulated: log opened again")

@@ -67,6 +67,12 @@ class WineBackend:
     async def close(self) -> None:
         await self.shells.stop()
 
+    def describe(self) -> dict[str, object]:
+        base = self.shells.base
+        wine = {name: version for name, version in base.packages.items() if "wine" in name}
+        warm = {"wanted": self.shells.wanted, "waiting": len(self.shells.waiting)}
+        return {"kind": "wine", "base": base.id, "packages": wine, "warm_shells": warm}
+
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         folder = self._sandbox(asked.id)
         folder.mkdir(parents=True)
@@ -166,16 +172,7 @@ class WineBackend:
         await asyncio.to_thread(cgroups.set_limits, room.id, limits, disks.device_of(room.folder))
 
     async def usage(self, container: str) -> Usage:
-        room = Room(self._folder(container) / "shell")
-        counted = await asyncio.to_thread(cgroups.read_usage, room.id)
-        return Usage(
-            time.time_ns(),
-            counted.cpu_nanoseconds,
-            counted.memory_bytes - counted.inactive_file_bytes,
-            counted.memory_bytes,
-            counted.processes,
-            disks.used_bytes(room.folder),
-        )
+        return await asyncio.to_thread(_usage, Room(self._folder(container) / "shell"))
 
     async def reopen_log(self, container: str) -> None:
         folder = self._folder(container)
@@ -241,6 +238,24 @@ def _further(folder: Path, command: Sequence[str]) -> Program:
     """A program beside the container's own, which has told where and with what it runs."""
     own = Program.decode((folder / "start").read_bytes())
     return Program(join(command), own.directory, own.environment)
+
+
+def _usage(room: Room) -> Usage:
+    counted = cgroups.read_usage(room.id)
+    disk_bytes, inodes = disks.used(room.folder)
+    return Usage(
+        time.time_ns(),
+        counted.cpu_nanoseconds,
+        counted.private_bytes,
+        counted.private_bytes + counted.shared_bytes + counted.swapped_bytes,
+        counted.processes,
+        disk_bytes,
+        charged_bytes=counted.memory_bytes,
+        threads=counted.threads,
+        out_of_memory_kills=counted.out_of_memory_kills,
+        disk_inodes=inodes,
+        mountpoint=str(room.folder / "disk"),
+    )
 
 
 def _agent(folder: Path) -> Agent:

@@ -15,6 +15,7 @@ from pathlib import Path
 from winpod.compute import backend as compute
 from winpod.compute.backend import Backend, Exit
 from winpod.compute.plan import (
+    NO_DOMAIN_LOGON,
     ContainerAsked,
     Mount,
     Plan,
@@ -24,6 +25,7 @@ from winpod.compute.plan import (
 )
 from winpod.compute.resources import Asked, enforce
 from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import MESSAGE_LIMIT
 from winpod.cri.sandboxes import selected
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_item, container_state, container_status, signed
@@ -37,7 +39,7 @@ from winpod.windows.paths import is_pipe, machine_path
 
 _log = logging.getLogger(__name__)
 _PAGE = 100
-_OUTPUT_LIMIT = 16 * 1024 * 1024
+_OUTPUT_LIMIT = MESSAGE_LIMIT - 1024
 _START_FAILED = 128
 
 
@@ -85,7 +87,7 @@ class Containers:
             created_at=time.time_ns(),
             image_id=image.id,
             image_ref=next(iter(image.digests), image.id),
-            plan=json.dumps(asdict(plan.asked)),
+            plan=json.dumps(asdict(plan)),
             log_path=_log_path(sandbox, config),
         )
         self._state.add(container)
@@ -226,7 +228,7 @@ class Containers:
         self, request: api.ContainerStatusRequest
     ) -> api.ContainerStatusResponse:
         container = self._state.container(request.container_id)
-        info = {"info": container.plan} if request.verbose else {}
+        info = {"info": _details(container)} if request.verbose else {}
         handler = self._handler(container)
         return api.ContainerStatusResponse(status=container_status(container, handler), info=info)
 
@@ -262,16 +264,16 @@ class Containers:
     ) -> api.UpdateContainerResourcesResponse:
         """All of it or nothing; a zero leaves a value as it is."""
         container = self._state.container(request.container_id)
-        before = Asked(**json.loads(container.plan))
+        plan = json.loads(container.plan)
+        before = Asked(**plan["asked"])
         after = before.updated(asked_resources(request.windows))
         limits = enforce(after, self._host_cpus)
         if container.phase in (Phase.RUNNING, Phase.CREATED):
             await self._backend.update(container.id, limits)
         config = container.known
         _write_resources(config.windows.resources, after)
-        self._state.save(
-            container, plan=json.dumps(asdict(after)), config=config.SerializeToString()
-        )
+        plan |= {"asked": asdict(after), "limits": asdict(limits)}
+        self._state.save(container, plan=json.dumps(plan), config=config.SerializeToString())
         return api.UpdateContainerResourcesResponse()
 
     async def reopen_container_log(
@@ -286,9 +288,10 @@ class Containers:
             raise InvalidInput("there is no command to run in the container.")
         container = running_container(self._state, request.container_id)
         output = await self._backend.run(container.id, list(request.cmd), request.timeout)
+        stdout = output.stdout[:_OUTPUT_LIMIT]
         return api.ExecSyncResponse(
-            stdout=output.stdout[:_OUTPUT_LIMIT],
-            stderr=output.stderr[:_OUTPUT_LIMIT],
+            stdout=stdout,
+            stderr=output.stderr[: _OUTPUT_LIMIT - len(stdout)],
             exit_code=signed(output.code),
         )
 
@@ -329,6 +332,15 @@ def running_container(state: State, id_: str) -> Container:
         found = api.ContainerState.Name(container_state(container))
         raise NotRunning(f"container is in {found} state")
     return container
+
+
+def _details(container: Container) -> str:
+    """The plan, for people."""
+    plan = json.loads(container.plan)
+    if plan.get("credential_spec"):
+        plan["credential_spec"] = json.loads(plan["credential_spec"])
+        plan["credential_spec_note"] = NO_DOMAIN_LOGON
+    return json.dumps({"sandbox": container.sandbox, "plan": plan})
 
 
 def container_asked(config: api.ContainerConfig) -> ContainerAsked:

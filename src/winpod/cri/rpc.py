@@ -37,6 +37,23 @@ def function_name(method: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
 
 
+class NotInitialized(Unavailable):
+    """What an earlier process left is not settled yet."""
+
+    def __init__(self) -> None:
+        super().__init__("server is not initialized yet")
+
+
+class TooLarge(WinpodError):
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"a message of {method} is larger than the limit of {MESSAGE_LIMIT >> 20} MiB.",
+            "Ask for less: lists have filters, and calls that stream them.",
+        )
+
+
 class Unimplemented(WinpodError):
     code = "UNIMPLEMENTED"
 
@@ -49,13 +66,19 @@ def new_server() -> grpc.aio.Server:
 
 
 def add_service(
-    server: grpc.aio.Server, service: ServiceDescriptor, *implementations: object
+    server: grpc.aio.Server,
+    service: ServiceDescriptor,
+    *implementations: object,
+    ready: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Serve every method of the service, by the first that has it; else it is Unimplemented."""
+    """Serve every method of the service, by the first that has it; else it is Unimplemented.
+
+    Until it is ready, every call is told so.
+    """
     handlers = {}
     for method in service.methods:
         found = (getattr(one, function_name(method.name), None) for one in implementations)
-        handlers[method.name] = _handler(method, next(filter(None, found), None))
+        handlers[method.name] = _handler(method, next(filter(None, found), None), ready)
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
     server.add_generic_rpc_handlers((generic,))
 
@@ -63,14 +86,16 @@ def add_service(
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def _handler(method: MethodDescriptor, function: Any) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(
+    method: MethodDescriptor, function: Any, ready: Callable[[], bool]
+) -> grpc.RpcMethodHandler[Any, Any]:
     request = GetMessageClass(method.input_type)
     make: Any = grpc.unary_unary_rpc_method_handler
-    behaviour: Any = partial(_answer, method.name, function)
+    behaviour: Any = partial(_answer, method.name, function, ready)
     if method.server_streaming:
         make, behaviour = (
             grpc.unary_stream_rpc_method_handler,
-            partial(_stream, method.name, function),
+            partial(_stream, method.name, function, ready),
         )
     handler: grpc.RpcMethodHandler[Any, Any] = make(
         behaviour,
@@ -83,13 +108,19 @@ def _handler(method: MethodDescriptor, function: Any) -> grpc.RpcMethodHandler[A
 async def _answer(
     name: str,
     function: Callable[[Message], Awaitable[Message]] | None,
+    ready: Callable[[], bool],
     request: Message,
     context: _Context,
 ) -> Message:
     try:
+        if not ready():
+            raise NotInitialized
         if function is None:
             raise Unimplemented(name)
-        return await function(request)
+        answer = await function(request)
+        if answer.ByteSize() > MESSAGE_LIMIT:
+            raise TooLarge(name)
+        return answer
     except Exception as error:
         await _refuse(name, error, context)
 
@@ -97,10 +128,13 @@ async def _answer(
 async def _stream(
     name: str,
     function: Callable[[Message], AsyncIterator[Message]] | None,
+    ready: Callable[[], bool],
     request: Message,
     context: _Context,
 ) -> AsyncIterator[Message]:
     try:
+        if not ready():
+            raise NotInitialized
         if function is None:
             raise Unimplemented(name)
         async for message in function(request):
@@ -149,7 +183,7 @@ class Client:
         try:
             return await call(request)
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise self._told(name, error) from error
 
     async def stream(self, name: str, request: Message) -> AsyncIterator[Any]:
         service, method = self._methods[name]
@@ -162,14 +196,17 @@ class Client:
             async for message in call(request):
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._told(error) from error
+            raise self._told(name, error) from error
 
-    def _told(self, error: grpc.aio.AioRpcError) -> WinpodError:
+    def _told(self, name: str, error: grpc.aio.AioRpcError) -> WinpodError:
         if error.code() is grpc.StatusCode.UNAVAILABLE and not _is_ours(error):
             return Unavailable(
                 f"the runtime at {self._target} does not answer.", "Start it: winpod runtime."
             )
-        return RemoteError(error.code(), error.details() or str(error.code()))
+        sentence = error.details() or str(error.code())
+        if "message larger than max" in sentence:
+            sentence = str(TooLarge(name))
+        return RemoteError(error.code(), sentence)
 
     async def close(self) -> None:
         await self._channel.close(None)

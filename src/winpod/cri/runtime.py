@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from importlib.metadata import version
 
 from winpod import __version__
+from winpod.compute.backend import Backend
 from winpod.cri.events import Events
 from winpod.cri.proto import api_pb2 as api
+from winpod.cri.sandboxes import Networks
 from winpod.cri.state import Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_status
 from winpod.windows.builds import Build
-from winpod.windows.handlers import Handler
+from winpod.windows.handlers import Handler, Handlers
+from winpod.windows.isolation import Isolation
 
 KUBELET_API = "0.1.0"
 NAME = "winpod"
 
 
 class Runtime:
-    """`handlers` are those that can start here and now; `network_trouble` is empty when ready."""
+    """Handlers that cannot start here and now are told to people, and not to the kubelet."""
 
     def __init__(
-        self,
-        state: State,
-        host: Build,
-        handlers: tuple[Handler, ...],
-        network_trouble: Callable[[], Awaitable[str]],
+        self, state: State, host: Build, handlers: Handlers, backend: Backend, networks: Networks
     ) -> None:
         self._state = state
         self._host = host
         self._handlers = handlers
-        self._network_trouble = network_trouble
+        self._backend = backend
+        self._networks = networks
         self._events = Events()
 
     async def version(self, request: api.VersionRequest) -> api.VersionResponse:
@@ -43,7 +46,7 @@ class Runtime:
         )
 
     async def status(self, request: api.StatusRequest) -> api.StatusResponse:
-        trouble = await self._network_trouble()
+        trouble = await self._networks.trouble()
         conditions = [
             api.RuntimeCondition(type="RuntimeReady", status=True),
             api.RuntimeCondition(
@@ -53,16 +56,31 @@ class Runtime:
                 message=trouble,
             ),
         ]
-        info = {"host": self._host.describe()} if request.verbose else {}
+        names = (handler.name for handler in self._handlers if _can_start(handler))
         return api.StatusResponse(
             status=api.RuntimeStatus(conditions=conditions),
-            info=info,
+            info=self._info() if request.verbose else {},
             runtime_handlers=[
                 api.RuntimeHandler(name=name, features=api.RuntimeHandlerFeatures())
-                for name in ("", *(handler.name for handler in self._handlers))
+                for name in ("", *names)
             ],
             features=api.RuntimeFeatures(),
         )
+
+    def _info(self) -> dict[str, str]:
+        told = {
+            "host": {"build": str(self._host), "name": self._host.describe()},
+            "handlers": [_described(handler, self._host) for handler in self._handlers],
+            "compute": self._backend.describe(),
+            "network": self._networks.describe(),
+            "versions": {
+                "winpod": __version__,
+                "python": platform.python_version(),
+                "grpc": version("grpcio"),
+                "kernel": platform.release(),
+            },
+        }
+        return {name: json.dumps(value) for name, value in told.items()}
 
     async def runtime_config(self, request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
         del request
@@ -103,3 +121,16 @@ class Runtime:
                 ],
             )
         )
+
+
+def _can_start(handler: Handler) -> bool:
+    return handler.isolation is Isolation.PROCESS
+
+
+def _described(handler: Handler, host: Build) -> dict[str, object]:
+    return {
+        "name": handler.name,
+        "isolation": handler.isolation,
+        "build": str(handler.kernel(host)),
+        "can_start": _can_start(handler),
+    }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
 from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
+from winpod.network.counters import Counters
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 from winpod.windows.handlers import Handler, Handlers
 from winpod.windows.isolation import Isolation
@@ -36,10 +38,19 @@ class Networks(Protocol):
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of the sandbox, as its own processes would make it."""
 
+    def netns(self, sandbox_id: str) -> Path | None:
+        """Where the sandbox's network namespace is, if it has one."""
+
+    def counters(self, sandbox_id: str) -> Sequence[Counters]:
+        """What went through the sandbox's interfaces, its default one first."""
+
     async def sweep(self, known: Collection[str]) -> list[str]: ...
 
     async def trouble(self) -> str:
         """Why pods cannot be connected, empty where they can."""
+
+    def describe(self) -> Mapping[str, object]:
+        """What it is, for people."""
 
 
 class IsolationUnavailable(WinpodError):
@@ -159,11 +170,23 @@ class Sandboxes:
         sandbox = self._state.sandbox(request.pod_sandbox_id)
         return api.PodSandboxStatusResponse(
             status=sandbox_status(sandbox),
+            info={"info": json.dumps(self._details(sandbox))} if request.verbose else {},
             containers_statuses=[
                 container_status(c, sandbox.handler) for c in self._state.containers_of(sandbox)
             ],
             timestamp=time.time_ns(),
         )
+
+    def _details(self, sandbox: Sandbox) -> dict[str, object]:
+        handler = self._handlers.find(sandbox.handler)
+        netns = self._networks.netns(sandbox.id) if sandbox.phase is Phase.RUNNING else None
+        return {
+            "name": sandbox.name,
+            "handler": sandbox.handler,
+            "isolation": handler.isolation if handler else None,
+            "netns": str(netns) if netns else None,
+            "addresses": sandbox.ips.split(),
+        }
 
     async def list_pod_sandbox(
         self, request: api.ListPodSandboxRequest

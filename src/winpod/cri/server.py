@@ -6,19 +6,24 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+
 from winpod.compute.backend import Backend
 from winpod.cri.containers import Containers
 from winpod.cri.images import ImageService
+from winpod.cri.metrics import Metrics
 from winpod.cri.rpc import IMAGE, RUNTIME, add_service, new_server
 from winpod.cri.runtime import Runtime
 from winpod.cri.sandboxes import Networks, Sandboxes
 from winpod.cri.state import State
 from winpod.cri.stats import Stats
 from winpod.cri.streams import Streams
+from winpod.cri.usage import Meter
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.windows.builds import Build
-from winpod.windows.handlers import KNOWN, PROCESS, Handlers
+from winpod.windows.errors import InvalidInput
+from winpod.windows.handlers import KNOWN, Handlers
 
 
 @dataclass(slots=True)
@@ -34,13 +39,18 @@ class Parts:
     handlers: Handlers = KNOWN
 
 
+class CannotListen(InvalidInput):
+    """An address is taken, or is none."""
+
+
 class Server:
     """Answers once what an earlier process left half-done is settled."""
 
     def __init__(self, parts: Parts) -> None:
         state, backend = parts.state, parts.backend
         self._state, self._backend = state, backend
-        self._runtime = Runtime(state, parts.host, (PROCESS,), parts.networks.trouble)
+        self._runtime = Runtime(state, parts.host, parts.handlers, backend, parts.networks)
+        self._ready = False
         cpus = len(os.sched_getaffinity(0))
         changed = self._runtime.changed
         self._containers = Containers(
@@ -59,23 +69,32 @@ class Server:
             parts.store, parts.puller, parts.host, parts.handlers, self._sandboxes.handler_of
         )
         self._server = new_server()
-        stats = Stats(state, backend)
+        meter = Meter(state, backend, parts.networks)
         self._streams = Streams(state, backend, parts.networks)
-        calls = (self._runtime, self._sandboxes, self._containers, stats, self._streams)
-        add_service(self._server, RUNTIME, *calls)
-        add_service(self._server, IMAGE, images)
+        calls = (
+            self._runtime,
+            self._sandboxes,
+            self._containers,
+            Stats(state, meter),
+            Metrics(state, meter),
+            self._streams,
+        )
+        add_service(self._server, RUNTIME, *calls, ready=lambda: self._ready)
+        add_service(self._server, IMAGE, images, ready=lambda: self._ready)
 
     async def start(self, *addresses: str) -> None:
-        """Listen at `unix:PATH` and `HOST:PORT`; a socket that nobody answers at is replaced."""
+        """Listen at `unix:PATH` and `HOST:PORT`, and return when everything is found again.
+
+        A socket that nobody answers at is replaced. Calls that come too early are told so.
+        """
+        for address in addresses:
+            _listen(self._server, address)
+        await self._streams.start(addresses)
+        await self._server.start()
         await self._containers.recover()
         await self._sandboxes.recover()
         await self._backend.open([*self._state.sandboxes, *self._state.containers])
-        for address in addresses:
-            if address.startswith("unix:"):
-                Path(address.removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)
-            self._server.add_insecure_port(address)
-        await self._streams.start(addresses)
-        await self._server.start()
+        self._ready = True
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
@@ -86,3 +105,18 @@ class Server:
         await self._streams.stop()
         self._containers.close()
         await self._backend.close()
+
+
+def _listen(server: grpc.aio.Server, address: str) -> None:
+    path = Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
+    try:
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        server.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        raise CannotListen(
+            f"the runtime cannot listen at {address}: {str(error).rstrip('.')}.",
+            "Choose another --socket or --tcp, or end what listens there.",
+        ) from None
+    if path:
+        path.chmod(0o600)

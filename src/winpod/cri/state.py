@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Phase(StrEnum):
@@ -124,6 +124,10 @@ class State:
                 self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
                 self._database.execute(
                     f"CREATE UNIQUE INDEX IF NOT EXISTS {table}_names ON {table} (name)"
+                )
+            if version == 1:  # it kept of a plan only what was asked for
+                self._database.execute(
+                    """UPDATE containers SET plan = '{"asked": ' || plan || '}'"""
                 )
             self._database.execute(f"PRAGMA user_version = {SCHEMA}")
 

@@ -1,33 +1,38 @@
-"""What containers and pods use, in Windows' terms."""
+"""What containers and pods use, in Windows' terms.
+
+The working set is what only the container's processes have in memory, and the commit is what was
+given to them, in memory or not; neither counts what a file backs and the machine can drop.
+A list leaves out pods that are not ready and says of a container that has ended only what its disk
+holds, as its kubelet expects.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
-from winpod.compute.backend import Backend, Usage
+from winpod.compute.backend import Usage
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import selected
 from winpod.cri.state import Container, Phase, Sandbox, State
+from winpod.cri.usage import Meter, PodReading, Reading, shown
+from winpod.network.counters import Counters
 from winpod.windows.errors import Unavailable
 
 _PAGE = 100
 
 
 class Stats:
-    """CPU rates are between two readings, so the first reading of a container has none."""
-
-    def __init__(self, state: State, backend: Backend) -> None:
+    def __init__(self, state: State, meter: Meter) -> None:
         self._state = state
-        self._backend = backend
-        self._before: dict[str, Usage] = {}
+        self._meter = meter
 
     async def container_stats(
         self, request: api.ContainerStatsRequest
     ) -> api.ContainerStatsResponse:
         container = self._state.container(request.container_id)
-        return api.ContainerStatsResponse(stats=_container(*(await self._read(container))))
+        return api.ContainerStatsResponse(stats=_container(await self._meter.container(container)))
 
     async def list_container_stats(
         self, request: api.ListContainerStatsRequest
@@ -44,13 +49,12 @@ class Stats:
     async def _containers(self, wanted: api.ContainerStatsFilter) -> list[api.ContainerStats]:
         chosen = [
             container
-            for container in self._state.containers.values()
-            if container.phase is Phase.RUNNING
-            and container.id.startswith(wanted.id)
+            for container in shown(self._state.containers.values())
+            if container.id.startswith(wanted.id)
             and container.sandbox.startswith(wanted.pod_sandbox_id)
             and selected(wanted.label_selector, container.known.labels)
         ]
-        return [_container(*read) for read in await self._read_all(chosen)]
+        return [_container(reading) for reading in await self._meter.containers(chosen)]
 
     async def pod_sandbox_stats(
         self, request: api.PodSandboxStatsRequest
@@ -58,7 +62,7 @@ class Stats:
         sandbox = self._state.sandbox(request.pod_sandbox_id)
         if sandbox.phase is not Phase.RUNNING:
             raise Unavailable(f'the sandbox "{sandbox.id}" is not ready, so it uses nothing.')
-        return api.PodSandboxStatsResponse(stats=await self._pod(sandbox))
+        return api.PodSandboxStatsResponse(stats=_pod(await self._meter.pod(sandbox)))
 
     async def list_pod_sandbox_stats(
         self, request: api.ListPodSandboxStatsRequest
@@ -80,100 +84,68 @@ class Stats:
             and sandbox.id.startswith(wanted.id)
             and selected(wanted.label_selector, sandbox.known.labels)
         ]
-        return list(await asyncio.gather(*(self._pod(sandbox) for sandbox in chosen)))
-
-    async def _pod(self, sandbox: Sandbox) -> api.PodSandboxStats:
-        running = [c for c in self._state.containers_of(sandbox) if c.phase is Phase.RUNNING]
-        read = await self._read_all(running)
-        total = _sum(usage for _, usage, _ in read)
-        windows = api.WindowsPodSandboxStats(
-            cpu=_windows_cpu(total, sum(rate for _, _, rate in read)),
-            memory=_windows_memory(total),
-            process=api.WindowsProcessUsage(
-                timestamp=total.timestamp, process_count=_value(total.processes)
-            ),
-            containers=[_windows_container(*one) for one in read],
-        )
-        known = sandbox.known
-        attributes = api.PodSandboxAttributes(
-            id=sandbox.id,
-            metadata=known.metadata,
-            labels=known.labels,
-            annotations=known.annotations,
-        )
-        return api.PodSandboxStats(attributes=attributes, windows=windows)
-
-    async def _read_all(self, containers: list[Container]) -> list[tuple[Container, Usage, int]]:
-        return list(await asyncio.gather(*(self._read(container) for container in containers)))
-
-    async def _read(self, container: Container) -> tuple[Container, Usage, int]:
-        usage = await self._backend.usage(container.id)
-        before = self._before.get(container.id)
-        self._before[container.id] = usage
-        return container, usage, _rate(before, usage)
+        return [_pod(reading) for reading in await self._meter.pods(chosen)]
 
 
-def _rate(before: Usage | None, now: Usage) -> int:
-    """Nanoseconds of CPU a second."""
-    if before is None or now.timestamp <= before.timestamp:
-        return 0
-    used = now.cpu_nanoseconds - before.cpu_nanoseconds
-    return max(0, used * 1_000_000_000 // (now.timestamp - before.timestamp))
+def _pod(reading: PodReading) -> api.PodSandboxStats:
+    total = reading.total
+    windows = api.WindowsPodSandboxStats(
+        cpu=api.WindowsCpuUsage(**_cpu(total, reading.nano_cores)),
+        memory=_windows_memory(total),
+        network=_network(reading.network),
+        process=api.WindowsProcessUsage(
+            timestamp=total.timestamp, process_count=_value(total.processes)
+        ),
+        containers=[_windows_container(one) for one in reading.containers if one.running],
+    )
+    attributes = api.PodSandboxAttributes(**_attributes(reading.sandbox))
+    return api.PodSandboxStats(attributes=attributes, windows=windows)
 
 
-def _sum(usages: Iterable[Usage]) -> Usage:
-    total = Usage(0)
-    for usage in usages:
-        total = Usage(
-            max(total.timestamp, usage.timestamp),
-            total.cpu_nanoseconds + usage.cpu_nanoseconds,
-            total.working_set_bytes + usage.working_set_bytes,
-            total.commit_bytes + usage.commit_bytes,
-            total.processes + usage.processes,
-            total.disk_bytes + usage.disk_bytes,
-        )
-    return total
-
-
-def _value(number: int) -> api.UInt64Value:
-    return api.UInt64Value(value=number)
-
-
-def _attributes(container: Container) -> api.ContainerAttributes:
-    known = container.known
-    return api.ContainerAttributes(
-        id=container.id,
-        metadata=known.metadata,
-        labels=known.labels,
-        annotations=known.annotations,
+def _network(counters: tuple[Counters, ...]) -> api.WindowsNetworkUsage | None:
+    if not counters:
+        return None
+    first, *others = (_interface(one) for one in counters)
+    return api.WindowsNetworkUsage(
+        timestamp=time.time_ns(), default_interface=first, interfaces=others
     )
 
 
-def _cpu(usage: Usage, rate: int) -> dict[str, Any]:
-    return {
-        "timestamp": usage.timestamp,
-        "usage_core_nano_seconds": _value(usage.cpu_nanoseconds),
-        "usage_nano_cores": _value(rate),
-    }
+def _interface(counters: Counters) -> api.WindowsNetworkInterfaceUsage:
+    return api.WindowsNetworkInterfaceUsage(
+        name=counters.interface,
+        rx_bytes=_value(counters.received_bytes),
+        rx_packets_dropped=_value(counters.received_dropped),
+        tx_bytes=_value(counters.sent_bytes),
+        tx_packets_dropped=_value(counters.sent_dropped),
+    )
 
 
-def _container(container: Container, usage: Usage, rate: int) -> api.ContainerStats:
-    return api.ContainerStats(
-        attributes=_attributes(container),
-        cpu=api.CpuUsage(**_cpu(usage, rate)),
-        memory=api.MemoryUsage(
+def _container(reading: Reading) -> api.ContainerStats:
+    usage = reading.usage
+    stats = api.ContainerStats(
+        attributes=api.ContainerAttributes(**_attributes(reading.container)),
+        writable_layer=api.FilesystemUsage(**_disk(usage), inodes_used=_value(usage.disk_inodes)),
+    )
+    if reading.running:
+        stats.cpu.MergeFrom(api.CpuUsage(**_cpu(usage, reading.nano_cores)))
+        memory = api.MemoryUsage(
             timestamp=usage.timestamp,
             working_set_bytes=_value(usage.working_set_bytes),
-            usage_bytes=_value(usage.commit_bytes),
-        ),
-        writable_layer=api.FilesystemUsage(
-            timestamp=usage.timestamp, used_bytes=_value(usage.disk_bytes)
-        ),
+            usage_bytes=_value(usage.charged_bytes),
+            rss_bytes=_value(usage.working_set_bytes),
+        )
+        stats.memory.MergeFrom(memory)
+    return stats
+
+
+def _windows_container(reading: Reading) -> api.WindowsContainerStats:
+    return api.WindowsContainerStats(
+        attributes=api.ContainerAttributes(**_attributes(reading.container)),
+        cpu=api.WindowsCpuUsage(**_cpu(reading.usage, reading.nano_cores)),
+        memory=_windows_memory(reading.usage),
+        writable_layer=api.WindowsFilesystemUsage(**_disk(reading.usage)),
     )
-
-
-def _windows_cpu(usage: Usage, rate: int) -> api.WindowsCpuUsage:
-    return api.WindowsCpuUsage(**_cpu(usage, rate))
 
 
 def _windows_memory(usage: Usage) -> api.WindowsMemoryUsage:
@@ -184,12 +156,31 @@ def _windows_memory(usage: Usage) -> api.WindowsMemoryUsage:
     )
 
 
-def _windows_container(container: Container, usage: Usage, rate: int) -> api.WindowsContainerStats:
-    return api.WindowsContainerStats(
-        attributes=_attributes(container),
-        cpu=_windows_cpu(usage, rate),
-        memory=_windows_memory(usage),
-        writable_layer=api.WindowsFilesystemUsage(
-            timestamp=usage.timestamp, used_bytes=_value(usage.disk_bytes)
-        ),
-    )
+def _attributes(record: Sandbox | Container) -> dict[str, Any]:
+    known = record.known
+    return {
+        "id": record.id,
+        "metadata": known.metadata,
+        "labels": known.labels,
+        "annotations": known.annotations,
+    }
+
+
+def _cpu(usage: Usage, nano_cores: int) -> dict[str, Any]:
+    return {
+        "timestamp": usage.timestamp,
+        "usage_core_nano_seconds": _value(usage.cpu_nanoseconds),
+        "usage_nano_cores": _value(nano_cores),
+    }
+
+
+def _disk(usage: Usage) -> dict[str, Any]:
+    return {
+        "timestamp": usage.timestamp,
+        "fs_id": api.FilesystemIdentifier(mountpoint=usage.mountpoint),
+        "used_bytes": _value(usage.disk_bytes),
+    }
+
+
+def _value(number: int) -> api.UInt64Value:
+    return api.UInt64Value(value=number)

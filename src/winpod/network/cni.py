@@ -88,6 +88,11 @@ class Cni:
         self._masqueraded: set[bytes] = set()
         self._masquerading = asyncio.Lock()
 
+    @property
+    def directory(self) -> Path:
+        """Where the configurations are."""
+        return self._directory.path
+
     async def status(self) -> Ready | NotReady:
         """Whether a sandbox could be connected now, and if not, why."""
         try:

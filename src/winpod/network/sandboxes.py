@@ -75,6 +75,9 @@ class SandboxNetworks:
     def counters(self, sandbox_id: str) -> list[Counters]:
         return read_counters(self.netns(sandbox_id))
 
+    def describe(self) -> dict[str, object]:
+        return {"kind": "cni", "directory": str(self.cni.directory)}
+
     async def sweep(self, known: Collection[str]) -> list[str]:
         """At start: remove what belongs to no known sandbox; sentences on what could not be."""
         troubles = await self.cni.sweep(known)

@@ -1,0 +1,210 @@
+"""What containers and pods use, told as stats and as metrics."""
+
+from typing import Any
+
+import pytest
+
+from tests.cri.test_life import Node, client, create, image, node, run_sandbox, start
+from winpod.compute.backend import Usage
+from winpod.cri.metrics import DESCRIBED, LABELS, NETWORK, USAGE
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client, RemoteError
+from winpod.network.counters import Counters
+from winpod.network.errors import NamespaceFailed
+
+__all__ = ["client", "image", "node"]
+
+SECOND = 1_000_000_000
+GIB = 1 << 30
+
+
+async def running(client: Client, image: str, name: str = "web") -> tuple[str, str]:
+    sandbox = await run_sandbox(client, name)
+    container = await create(client, sandbox, image)
+    await start(client, container)
+    return sandbox, container
+
+
+async def stop(client: Client, container: str) -> None:
+    await client.call("StopContainer", api.StopContainerRequest(container_id=container, timeout=1))
+
+
+async def pod_stats(client: Client, sandbox: str) -> Any:
+    request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox)
+    return (await client.call("PodSandboxStats", request)).stats.windows
+
+
+def uses(node: Node, monkeypatch: pytest.MonkeyPatch, *readings: Usage) -> None:
+    """What every container uses, one reading after the other, and the last for ever."""
+    left = list(readings)
+
+    async def usage(container: str) -> Usage:
+        del container
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(node.backend, "usage", usage)
+
+
+async def test_usage_is_told_in_windows_terms(
+    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, container = await running(client, image)
+    used = Usage(5, 3, 100, 150, 4, 7, charged_bytes=200, disk_inodes=9, mountpoint="/disk")
+    uses(node, monkeypatch, used)
+    counted = Counters("eth0", 10, 1, 0, 2, 30, 3, 0, 4)
+    other = Counters("net1", 1, 1, 1, 1, 1, 1, 1, 1)
+    monkeypatch.setattr(node.networks, "counters", lambda _: [counted, other])
+    pod = await pod_stats(client, sandbox)
+    assert pod.memory.working_set_bytes.value == 100
+    assert pod.memory.commit_memory_bytes.value == 150
+    assert pod.process.process_count.value == 4
+    default = pod.network.default_interface
+    assert (default.name, default.rx_bytes.value, default.tx_bytes.value) == ("eth0", 10, 30)
+    assert (default.rx_packets_dropped.value, default.tx_packets_dropped.value) == (2, 4)
+    assert [interface.name for interface in pod.network.interfaces] == ["net1"]
+    (one,) = pod.containers
+    assert one.attributes.id == container
+    assert one.writable_layer.fs_id.mountpoint == "/disk"
+    assert one.writable_layer.used_bytes.value == 7
+    request = api.ContainerStatsRequest(container_id=container)
+    stats = (await client.call("ContainerStats", request)).stats
+    assert stats.memory.usage_bytes.value == 200
+    assert stats.writable_layer.inodes_used.value == 9
+
+
+async def test_a_cpu_rate_is_between_readings_that_are_a_second_apart(
+    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, _ = await running(client, image)
+    uses(
+        node,
+        monkeypatch,
+        Usage(10 * SECOND, 5 * SECOND),
+        Usage(12 * SECOND, 6 * SECOND),
+        Usage(12 * SECOND + 5, 7 * SECOND),
+        Usage(14 * SECOND, 6 * SECOND),
+    )
+    rates = [(await pod_stats(client, sandbox)).cpu.usage_nano_cores.value for _ in range(4)]
+    assert rates == [0, SECOND // 2, SECOND // 2, 0]
+
+
+async def test_a_container_that_has_ended_has_only_a_disk(client: Client, image: str) -> None:
+    sandbox, container = await running(client, image)
+    await stop(client, container)
+    (stats,) = (await client.call("ListContainerStats", api.ListContainerStatsRequest())).stats
+    assert stats.attributes.id == container
+    assert not stats.HasField("cpu")
+    assert not stats.HasField("memory")
+    assert stats.HasField("writable_layer")
+    pod = await pod_stats(client, sandbox)
+    assert list(pod.containers) == []
+    assert pod.process.process_count.value == 0
+
+
+async def test_a_pod_that_has_ended_is_in_no_list_and_has_no_stats(
+    client: Client, image: str
+) -> None:
+    sandbox, _ = await running(client, image)
+    await client.call("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+    listed = await client.call("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
+    assert list(listed.stats) == []
+    metrics = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
+    assert list(metrics.pod_metrics) == []
+    with pytest.raises(RemoteError, match="is not ready"):
+        await pod_stats(client, sandbox)
+
+
+async def test_what_cannot_be_read_is_left_out_of_lists(
+    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, _ = await running(client, image)
+
+    async def usage(_: str) -> Usage:
+        raise FileNotFoundError
+
+    def counters(_: str) -> list[Counters]:
+        raise NamespaceFailed("it is gone.")
+
+    monkeypatch.setattr(node.backend, "usage", usage)
+    monkeypatch.setattr(node.networks, "counters", counters)
+    listed = await client.call("ListContainerStats", api.ListContainerStatsRequest())
+    assert list(listed.stats) == []
+    pod = await pod_stats(client, sandbox)
+    assert not pod.HasField("network")
+    assert list(pod.containers) == []
+
+
+async def test_lists_are_filtered_and_streamed(client: Client, image: str) -> None:
+    first, one = await running(client, image, "a")
+    second, two = await running(client, image, "b")
+
+    async def containers(**wanted: Any) -> set[str]:
+        request = api.ListContainerStatsRequest(filter=api.ContainerStatsFilter(**wanted))
+        return {s.attributes.id for s in (await client.call("ListContainerStats", request)).stats}
+
+    assert await containers() == {one, two}
+    assert await containers(pod_sandbox_id=first) == {one}
+    assert await containers(id=two[:10]) == {two}
+    assert await containers(label_selector={"container": "nobody"}) == set()
+    selected = api.PodSandboxStatsFilter(label_selector={"app": "b"})
+    request = api.ListPodSandboxStatsRequest(filter=selected)
+    pods = (await client.call("ListPodSandboxStats", request)).stats
+    assert [pod.attributes.id for pod in pods] == [second]
+    pages = client.stream("StreamContainerStats", api.StreamContainerStatsRequest())
+    assert {s.attributes.id async for p in pages for s in p.container_stats} == {one, two}
+    pages = client.stream("StreamPodSandboxStats", api.StreamPodSandboxStatsRequest())
+    assert {s.attributes.id async for p in pages for s in p.pod_sandbox_stats} == {first, second}
+    pages = client.stream("StreamPodSandboxMetrics", api.StreamPodSandboxMetricsRequest())
+    assert {m.pod_sandbox_id async for p in pages for m in p.pod_sandbox_metrics} == {first, second}
+
+
+async def test_every_metric_that_is_described_is_told_and_no_other(
+    client: Client, image: str
+) -> None:
+    sandbox, container = await running(client, image)
+    described = await client.call("ListMetricDescriptors", api.ListMetricDescriptorsRequest())
+    keys = {d.name: list(d.label_keys) for d in described.descriptors}
+    assert list(keys) == [metric.name for metric in DESCRIBED]
+    assert all(d.help for d in described.descriptors)
+    answer = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
+    (pod,) = answer.pod_metrics
+    (one,) = pod.container_metrics
+    assert (pod.pod_sandbox_id, one.container_id) == (sandbox, container)
+    assert {m.name for m in (*pod.metrics, *one.metrics)} == set(keys)
+    assert {m.name for m in pod.metrics} == {m.name for m in USAGE} | {m.name for m in NETWORK}
+    for metric in (*pod.metrics, *one.metrics):
+        labels = dict(zip(keys[metric.name], metric.label_values, strict=True))
+        assert (labels["namespace"], labels["pod"]) == ("shop", "web")
+        assert metric.timestamp > 0
+    assert dict(zip(LABELS, one.metrics[0].label_values, strict=True)) == {
+        "container": "app",
+        "id": container,
+        "image": image,
+        "name": "app_web_shop_uid-web_0_0",
+        "namespace": "shop",
+        "pod": "web",
+    }
+
+
+async def test_metrics_have_the_values_that_stats_have(
+    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, _ = await running(client, image)
+    other = await create(client, sandbox, image, "second")
+    await start(client, other)
+    uses(node, monkeypatch, Usage(9, 5 * SECOND, GIB, 2 * GIB, 3, 4, 5, 6, 1))
+    monkeypatch.setattr(node.networks, "counters", lambda _: [Counters("eth0", *range(8))])
+    answer = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
+    (pod,) = answer.pod_metrics
+    values = {metric.name: metric.value.value for metric in pod.container_metrics[0].metrics}
+    assert values["container_cpu_usage_seconds_total"] == 5
+    assert values["container_memory_working_set_bytes"] == GIB
+    assert values["container_memory_usage_bytes"] == 5
+    assert values["container_fs_usage_bytes"] == 4
+    assert (values["container_processes"], values["container_threads"]) == (3, 6)
+    assert values["container_oom_events_total"] == 1
+    assert values["container_start_time_seconds"] > 1_700_000_000
+    sums = {metric.name: metric.value.value for metric in pod.metrics}
+    assert sums["container_cpu_usage_seconds_total"] == 10
+    assert sums["container_network_receive_bytes_total"] == 0
+    assert sums["container_network_transmit_packets_dropped_total"] == 7
