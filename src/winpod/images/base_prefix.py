@@ -15,6 +15,7 @@ from winpod.images.base_container import run_contained
 from winpod.images.base_errors import BaseFailed
 from winpod.images.base_recipe import (
     ABSENT,
+    HOSTS,
     MACHINE_VALUES,
     SERVICES_OFF,
     USER_VALUES,
@@ -31,6 +32,7 @@ _BOOT = "wine64 wineboot --init && wineserver --wait"
 _MARK = b"@winpod:sentence@"
 _ROOM = 512
 _DISABLED = 4
+_HOSTS_FILE = "drive_c/windows/system32/drivers/etc/hosts"
 _REGISTRY = ("system.reg", "user.reg", "userdef.reg")
 
 
@@ -73,6 +75,7 @@ def settle_prefix(prefix: Path) -> None:
     for name, content in registry.files().items():
         (prefix / name).write_bytes(content)
     (prefix / UPDATES).write_text("disable\n")
+    (prefix / _HOSTS_FILE).write_bytes(HOSTS.encode())
     for drive in (prefix / "dosdevices").iterdir():
         if drive.name != "c:":
             drive.unlink()

@@ -34,6 +34,9 @@ OF_THE_CONTAINER = {
 }
 """What of /etc is each container's own: its Windows' hosts file, and its pod's resolver."""
 
+HOSTS = "127.0.0.1 localhost\r\n::1 localhost\r\n"
+"""The hosts file. Windows knows localhost without one; Wine knows only what is written."""
+
 PLACES = ("proc", "sys", "run", "tmp", "root", "dev", "prefix", "winpod")
 """Directories for what a container mounts; the tree itself is read-only to it."""
 
