@@ -25,7 +25,7 @@ static void prompt(void)
 {
     char directory[MAX_PATH];
     GetCurrentDirectoryA(sizeof directory, directory);
-    printf("\r\n%s>", directory);
+    printf("\n%s>", directory);
     fflush(stdout);
 }
 
@@ -34,7 +34,7 @@ static int interact(void)
     char line[ROOM], command[ROOM + 8];
     int code = 0;
     for (prompt(); fgets(line, sizeof line, stdin); prompt()) {
-        line[strcspn(line, "\r\n")] = 0;
+        line[strcspn(line, "\n")] = 0;
         snprintf(command, sizeof command, "cmd /c %s", line);
         if (*line)
             code = start(command);

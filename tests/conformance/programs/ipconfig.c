@@ -10,13 +10,15 @@
 
 static void say(const char *what, int first, const char *value)
 {
-    static const char dots[] = " . . . . . . . . . . . . . . . . .";
-    char label[36];
-    snprintf(label, sizeof label, "%s%s", what, dots + (strlen(what) % 2));
-    if (first)
-        printf("   %.34s: %s\r\n", label, value);
-    else
-        printf("%39s%s\r\n", "", value);
+    char label[35] = "";
+    if (!first) {
+        printf("%39s%s\n", "", value);
+        return;
+    }
+    memcpy(label, what, strlen(what));
+    for (size_t i = strlen(what); i < sizeof label - 1; i++)
+        label[i] = i % 2 ? ' ' : '.';
+    printf("   %s: %s\n", label, value);
 }
 
 static const char *text_of(SOCKET_ADDRESS *address)
@@ -34,12 +36,15 @@ int main(void)
     WSAStartup(MAKEWORD(2, 2), &started);
     char host[256] = "";
     gethostname(host, sizeof host);
-    printf("\r\nWindows IP Configuration\r\n\r\n");
+    printf("\nWindows IP Configuration\n\n");
     say("Host Name", 1, host);
     ULONG size = 1 << 16;
     IP_ADAPTER_ADDRESSES *all = malloc(size);
-    if (GetAdaptersAddresses(AF_UNSPEC, GAA_FLAG_INCLUDE_PREFIX, NULL, all, &size))
-        return 1;
+    ULONG error = GetAdaptersAddresses(AF_UNSPEC, 0, NULL, all, &size);
+    if (error) {
+        fprintf(stderr, "ipconfig (stand-in): the adapters are not known: error %lu\n", error);
+        return (int)error;
+    }
     for (IP_ADAPTER_ADDRESSES *one = all; one; one = one->Next) {
         if (one->IfType == IF_TYPE_SOFTWARE_LOOPBACK)
             continue;
@@ -49,7 +54,7 @@ int main(void)
             snprintf(suffix, sizeof suffix, "%ls", s->String);
             say("DNS Suffix Search List", first, suffix);
         }
-        printf("\r\nEthernet adapter %ls:\r\n\r\n", one->FriendlyName);
+        printf("\nEthernet adapter %ls:\n\n", one->FriendlyName);
         for (IP_ADAPTER_UNICAST_ADDRESS *a = one->FirstUnicastAddress; a; a = a->Next)
             say(a->Address.lpSockaddr->sa_family == AF_INET ? "IPv4 Address" : "IPv6 Address", 1,
                 text_of(&a->Address));

@@ -11,18 +11,18 @@ int main(int count, char **words)
     WSADATA started;
     WSAStartup(MAKEWORD(2, 2), &started);
     if (count != 3 || strcmp(words[1], "-t")) {
-        fprintf(stderr, "ping (stand-in): only -t NAME is known\r\n");
+        fprintf(stderr, "ping (stand-in): only -t NAME is known\n");
         return 1;
     }
     for (;; Sleep(1000)) {
         struct addrinfo *found, wanted = {.ai_family = AF_INET};
         char address[INET_ADDRSTRLEN];
         if (getaddrinfo(words[2], NULL, &wanted, &found)) {
-            printf("Ping request could not find host %s.\r\n", words[2]);
+            printf("Ping request could not find host %s.\n", words[2]);
             return 1;
         }
         struct sockaddr_in *first = (struct sockaddr_in *)found->ai_addr;
-        printf("%s is %s\r\n", words[2],
+        printf("%s is %s\n", words[2],
                inet_ntop(AF_INET, &first->sin_addr, address, sizeof address));
         fflush(stdout);
         freeaddrinfo(found);

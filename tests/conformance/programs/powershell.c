@@ -26,7 +26,7 @@ static void start(char *line)
     STARTUPINFOA with = {.cb = sizeof with};
     PROCESS_INFORMATION made;
     if (!CreateProcessA(NULL, line, NULL, NULL, TRUE, 0, NULL, NULL, &with, &made)) {
-        fprintf(stderr, "powershell (stand-in): '%s' is neither known nor a program\r\n", line);
+        fprintf(stderr, "powershell (stand-in): '%s' is neither known nor a program\n", line);
         last = 1;
         return;
     }
@@ -43,7 +43,7 @@ static void list_files(const char *directory)
     snprintf(pattern, sizeof pattern, "%s\\*", directory);
     HANDLE search = FindFirstFileA(pattern, &found);
     if (search == INVALID_HANDLE_VALUE) {
-        fprintf(stderr, "ls: cannot find '%s'\r\n", directory);
+        fprintf(stderr, "ls: cannot find '%s'\n", directory);
         last = 1;
         return;
     }
@@ -142,7 +142,7 @@ int main(int count, char **words)
 {
     char script[ROOM] = "";
     if (count < 3 || (_stricmp(words[1], "-c") && _stricmp(words[1], "/c"))) {
-        fprintf(stderr, "powershell (stand-in): only -c SCRIPT is known\r\n");
+        fprintf(stderr, "powershell (stand-in): only -c SCRIPT is known\n");
         return 1;
     }
     for (int i = 2; i < count; i++)
