@@ -19,8 +19,8 @@ from winpod.images.base import Base
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.network.attachments import Attached, Attachment, Dns
-from winpod.network.cni import Cni
 from winpod.network.counters import Counters, read_counters
+from winpod.network.cni import Cni
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.windows.builds import parse_build
@@ -70,24 +70,31 @@ class LonelyNetworks:
 class Node:
     """A runtime that can be stopped, as a crash would, and started again over the same root."""
 
-    def __init__(self, root: Path, base: Base, warm: int = 0) -> None:
+    def __init__(self, root: Path, base: Base, warm: int = 0, host: str = "2022") -> None:
         self.root = root
         self.warm = warm
+        self.host = parse_build(host)
         self.base = base
         self.networks = LonelyNetworks(root / "netns")
 
     async def __aenter__(self) -> Client:
-        host = parse_build("2022")
+        host = self.host
         self._state = State(self.root / "state.db")
         self._store = Store(self.root / "images", host=host)
         self._puller = Puller(self._store)
-        backend = WineBackend(self.root, self.base, host, self.networks.namespaces.path, self.warm)
+        self._backend = backend = WineBackend(
+            self.root, self.base, host, self.networks.namespaces.path, self.warm
+        )
         parts = Parts(self._state, self._store, self._puller, backend, self.networks, host)
         self._server = Server(parts)
         target = f"unix:{self.root}/cri.sock"
         await self._server.start(target)
         self._client = Client(target)
         return self._client
+
+    async def until_warm(self) -> None:
+        while len(self._backend.shells.waiting) < self.warm:
+            await asyncio.sleep(0.05)
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()

@@ -17,6 +17,7 @@ from winpod.compute.errors import MountFailed
 from winpod.compute.plan import Mount, SourceKind
 from winpod.images.layers import lower_directories
 from winpod.windows.errors import InvalidInput
+from winpod.windows.paths import is_pipe
 
 
 class Drive:
@@ -30,7 +31,9 @@ class Drive:
         self._users = users
 
     def assemble(self, base: Path, layers: Sequence[Path], scratch: Path) -> None:
-        lower = lower_directories(layers, scratch, base=base)
+        self._stack(lower_directories(layers, scratch, base=base), self._place, self._disk)
+
+    def _stack(self, lower: Sequence[Path], place: Path, disk: Path | None) -> None:
         with ExitStack() as held:
             trees = []
             for folder in lower:
@@ -38,27 +41,55 @@ class Drive:
                 held.callback(os.close, tree)
                 mounts.restrict(tree, owners=self._users)
                 trees.append(tree)
-            upper, work = self._disk / "upper", self._disk / "work"
-            mounts.mount_overlay(trees, upper, work, self._place)
+            mounts.mount_overlay(trees, disk, place)
 
-    def add(self, wanted: Sequence[Mount]) -> None:
+    def add(self, wanted: Sequence[Mount], scratch: Path) -> None:
         """The outer before the inner."""
         with mounts.opened(self._place) as root:
-            for mount in wanted:
+            for number, mount in enumerate(wanted):
+                if is_pipe(mount.destination):
+                    continue
                 try:
-                    self._add(root, mount)
+                    if mount.kind is SourceKind.IMAGE:
+                        self._add_image(root, mount, scratch / f"image-{number}")
+                    else:
+                        self._add_path(root, mount)
                 except OSError as error:
                     raise MountFailed(mount.source, mount.destination, error) from None
 
-    def _add(self, root: int, mount: Mount) -> None:
+    def _add_path(self, root: int, mount: Mount) -> None:
         source = Path(os.path.realpath(mount.source))
         if mount.kind is SourceKind.MISSING:
             source.mkdir(parents=True, exist_ok=True)
+        owners = self._owners_for(source)
+        self._place_tree(root, mount, source, owners, readonly=mount.readonly)
+
+    def _add_image(self, root: int, mount: Mount, scratch: Path) -> None:
+        """The files of an image, and nothing that its links lead to outside of them."""
+        place, copies, nothing = scratch / "files", scratch / "copies", scratch / "nothing"
+        for folder in (place, copies, nothing):
+            folder.mkdir(parents=True)
+        layers = lower_directories([Path(layer) for layer in mount.layers], copies, base=nothing)
+        self._stack(layers, place, None)
+        try:
+            with mounts.opened(place) as files:
+                wanted = mounts.open_below(files, mount.sub_path.replace("\\", "/"), os.O_PATH)
+            try:
+                source = Path(f"/proc/self/fd/{wanted}")
+                self._place_tree(root, mount, source, None, readonly=True)
+            finally:
+                os.close(wanted)
+        finally:
+            mounts.unmount(place)
+
+    def _place_tree(
+        self, root: int, mount: Mount, source: Path, owners: int | None, *, readonly: bool
+    ) -> None:
         target = self._mount_point(root, mount.destination, is_file=source.is_file())
         try:
             tree = mounts.clone(source)
             try:
-                mounts.restrict(tree, readonly=mount.readonly, owners=self._owners_for(source))
+                mounts.restrict(tree, readonly=readonly, owners=owners)
                 mounts.attach(tree, target)
             finally:
                 os.close(tree)
@@ -122,13 +153,7 @@ class Drive:
 
 def refuse_what_cannot_be(wanted: Sequence[Mount]) -> None:
     for mount in wanted:
-        if mount.kind in (SourceKind.PIPE, SourceKind.SOCKET):
-            raise InvalidInput(
-                f"{mount.source} cannot be mounted: named pipes and sockets of this machine do not "
-                "reach into Wine.",
-                "Use a port of the pod instead.",
-            )
-        if not mount.destination.upper().startswith("C:"):
+        if not is_pipe(mount.destination) and not mount.destination.upper().startswith("C:"):
             raise InvalidInput(
                 f"{mount.source} cannot be mounted on {mount.destination}: there is only drive C:."
             )

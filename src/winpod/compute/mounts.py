@@ -69,10 +69,11 @@ def attach_inside(tree: int, pid: int, path: str) -> None:
     in_own_thread(act)
 
 
-def mount_overlay(lower: Sequence[int], upper: Path, work: Path, target: Path) -> None:
-    """`lower` are open trees, the topmost first."""
-    places = ":".join(f"/proc/self/fd/{tree}" for tree in lower)
-    options = f"lowerdir={places},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+def mount_overlay(lower: Sequence[int], disk: Path | None, target: Path) -> None:
+    """`lower` are open trees, the topmost first; without a `disk` nothing can be written."""
+    options = f"lowerdir={':'.join(f'/proc/self/fd/{tree}' for tree in lower)}"
+    if disk:
+        options += f",upperdir={_escaped(disk / 'upper')},workdir={_escaped(disk / 'work')}"
     kind = b"overlay"
     _check(_libc.mount(kind, os.fsencode(target), kind, 0, options.encode()))
 

@@ -30,6 +30,7 @@ from winpod.compute.drive import Drive, refuse_what_cannot_be
 from winpod.compute.errors import ShellFailed
 from winpod.compute.identity import names_of, registry_of, resolver_file, set_hostname
 from winpod.compute.logs import reopen_log
+from winpod.compute.pipes import Pipe, find_pipes, start_relay, write_pipes
 from winpod.compute.plan import Plan
 from winpod.compute.processes import read_pid
 from winpod.compute.resources import Enforced
@@ -62,6 +63,7 @@ class WineBackend:
             for folder in (self._root / kind).glob("*"):
                 if folder.name not in known:
                     await self._discard(folder)
+        (self._root / "pipes").mkdir(parents=True, exist_ok=True)
         await self.shells.start()
 
     async def close(self) -> None:
@@ -86,13 +88,15 @@ class WineBackend:
 
     async def make(self, asked: ContainerParts) -> None:
         refuse_what_cannot_be(asked.plan.mounts)
+        pipes = find_pipes(asked.plan.mounts, self._root / "pipes")
         folder = self._folder(asked.id)
-        await asyncio.to_thread(_write_down, folder, asked)
+        await asyncio.to_thread(_write_down, folder, asked, pipes)
         room = await self._room(asked)
         sandbox = self._asked(asked.sandbox)
         await asyncio.to_thread(self._furnish, room, asked, sandbox, folder)
         build = registry_of(self.shells.base.prefix, self._host, asked.build, asked.layers)
         await room.agent.change_registry([*build, *names_of(sandbox)])
+        await start_relay(folder)
 
     async def _room(self, asked: ContainerParts) -> Room:
         """The shell that the sandbox took, for the first who can use it, else a new one."""
@@ -119,7 +123,9 @@ class WineBackend:
             drive = Drive(folder / "c", room.folder / "disk", owner, users)
             drive.assemble(self.shells.base.drive_c, asked.layers, folder / "scratch")
             drive.make_directory(f"C:\\Users\\{plan.user.name}", owner + plan.user.uid)
-            drive.add(plan.mounts)
+            for volume in plan.volumes:
+                drive.make_directory(volume, owner)
+            drive.add(plan.mounts, folder / "scratch")
             drive.slide_into(pid, DRIVE_C)
         finally:
             if users is not None:
@@ -205,7 +211,7 @@ class WineBackend:
         return SandboxAsked(**words)
 
 
-def _write_down(folder: Path, asked: ContainerParts) -> None:
+def _write_down(folder: Path, asked: ContainerParts, pipes: Sequence[Pipe]) -> None:
     """What the program's supervisor reads, then and after a restart."""
     for name in ("scratch", "exit", "c"):
         (folder / name).mkdir(parents=True)
@@ -214,6 +220,7 @@ def _write_down(folder: Path, asked: ContainerParts) -> None:
     wanted = {"tty": plan.tty, "stdin": plan.stdin, "stdin_stays": not plan.stdin_once}
     (folder / "start").write_bytes(_program(plan).encode())
     (folder / "log_path").write_text(asked.log_path)
+    write_pipes(folder, pipes)
     (folder / "stdio").write_text(" ".join(name for name, is_so in wanted.items() if is_so))
 
 

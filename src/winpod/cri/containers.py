@@ -8,7 +8,7 @@ import logging
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,6 +47,13 @@ class NotRunning(WinpodError):
     code = "FAILED_PRECONDITION"
 
 
+class ImageVolumeFailed(NotFound):
+    """An image to be mounted as a volume is not there; the kubelet knows it by its first word."""
+
+    def __init__(self, error: WinpodError) -> None:
+        super().__init__(f"ImageVolumeMountFailed: {error}")
+
+
 class Containers:
     def __init__(
         self,
@@ -76,8 +83,9 @@ class Containers:
         config = request.config
         if not config.metadata.name:
             raise InvalidInput("the container has no name.", "metadata.name is required.")
-        image = await self._image(config, sandbox)
-        plan = self._plan(config, sandbox, image)
+        image = await self._image(config.image, sandbox)
+        volumes = await self._image_volumes(config, sandbox)
+        plan = self._plan(config, sandbox, image, volumes)
         container = Container(
             id=secrets.token_hex(32),
             sandbox=sandbox.id,
@@ -92,7 +100,8 @@ class Containers:
         )
         self._state.add(container)
         try:
-            self._store.hold(container.id, image)
+            for held in (image, *volumes.values()):
+                self._store.hold(container.id, held)
             await self._backend.make(self._asked(container, image, plan))
         except BaseException:
             await asyncio.shield(self._unmake(container))
@@ -101,22 +110,39 @@ class Containers:
         self._changed(container.id, api.CONTAINER_CREATED_EVENT, sandbox)
         return api.CreateContainerResponse(container_id=container.id)
 
-    async def _image(self, config: api.ContainerConfig, sandbox: Sandbox) -> StoredImage:
+    async def _image(self, image: api.ImageSpec, sandbox: Sandbox) -> StoredImage:
         """The variant of the image that the sandbox's handler needs, from what is stored."""
-        annotations = {**sandbox.known.annotations, **config.image.annotations}
+        annotations = {**sandbox.known.annotations, **image.annotations}
         return await variant_for(
             self._store,
-            config.image.image,
+            image.image,
             self._handlers.get(sandbox.handler),
             self._host,
             narrowing_of(annotations),
         )
 
-    def _plan(self, config: api.ContainerConfig, sandbox: Sandbox, image: StoredImage) -> Plan:
+    async def _image_volumes(
+        self, config: api.ContainerConfig, sandbox: Sandbox
+    ) -> dict[str, StoredImage]:
+        """The images that are mounted as volumes, by the names they are asked for with."""
+        wanted = {m.image.image: m.image for m in config.mounts if m.image.image}
+        try:
+            return {name: await self._image(image, sandbox) for name, image in wanted.items()}
+        except WinpodError as error:
+            raise ImageVolumeFailed(error) from error
+
+    def _plan(
+        self,
+        config: api.ContainerConfig,
+        sandbox: Sandbox,
+        image: StoredImage,
+        volumes: Mapping[str, StoredImage],
+    ) -> Plan:
         document = json.loads(self._store.content(image.manifest))
         described = read_image_config(self._store.content(document["config"]["digest"]))
+        layers = {name: self._store.layers_of(volume) for name, volume in volumes.items()}
         return make_plan(
-            container_asked(config),
+            container_asked(config, layers),
             described,
             hostname=sandbox.hostname,
             host_cpus=self._host_cpus,
@@ -343,7 +369,9 @@ def _details(container: Container) -> str:
     return json.dumps({"sandbox": container.sandbox, "plan": plan})
 
 
-def container_asked(config: api.ContainerConfig) -> ContainerAsked:
+def container_asked(
+    config: api.ContainerConfig, volumes: Mapping[str, Sequence[Path]]
+) -> ContainerAsked:
     """What a request asks of one container, as plain data."""
     security = config.windows.security_context
     return ContainerAsked(
@@ -351,7 +379,7 @@ def container_asked(config: api.ContainerConfig) -> ContainerAsked:
         args=tuple(config.args),
         cwd=config.working_dir,
         env=tuple((pair.key, _text(pair)) for pair in config.envs),
-        mounts=tuple(_mount(mount) for mount in config.mounts),
+        mounts=tuple(_mount(mount, volumes) for mount in config.mounts),
         user=security.run_as_username,
         tty=config.tty,
         stdin=config.stdin,
@@ -388,7 +416,11 @@ def _write_resources(resources: api.WindowsContainerResources, asked: Asked) -> 
     resources.rootfs_size_in_bytes = asked.rootfs_bytes
 
 
-def _mount(mount: api.Mount) -> Mount:
+def _mount(mount: api.Mount, volumes: Mapping[str, Sequence[Path]]) -> Mount:
+    if name := mount.image.image:
+        layers = tuple(str(layer) for layer in volumes[name])
+        kind, sub_path = SourceKind.IMAGE, mount.image_sub_path
+        return Mount(name, mount.container_path, kind, True, layers, sub_path)
     source = machine_path(mount.host_path)
     return Mount(source, mount.container_path, _kind(source), mount.readonly)
 

@@ -1,0 +1,230 @@
+"""What a Windows program finds around it: Windows, names, users, mounts, and a disk."""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cri.test_images import push
+from tests.cri.test_life import run_sandbox, start
+from tests.e2e.test_runtime import Node, create_with, ended, pulled, run, said
+from tests.images.registries import home, registry
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client, RemoteError
+from winpod.images.base import Base
+
+__all__ = ["home", "registry"]
+
+HOSTS = "C:\\Windows\\System32\\drivers\\etc\\hosts"
+VERSION = "HKLM\\Software\\Microsoft\\Windows NT\\CurrentVersion"
+
+
+@pytest.fixture(params=(0, 1), ids=("cold", "warm"))
+async def node(base: Base, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """Everything holds whether a shell waited for the container or not."""
+    node = Node(tmp_path, base, request.param, host="2025")
+    yield node
+    async with node as client:
+        listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+        for item in listed.items:
+            request_ = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
+            await client.call("RemovePodSandbox", request_)
+
+
+async def one(node: Node, client: Client, home: Path, registry: str, line: str, **more: Any) -> str:
+    """What a command line of cmd prints in a container of its own."""
+    await node.until_warm()
+    image = await pulled(client, home, registry)
+    _, log = await run(client, image, node.root, "cmd", "/c", line, **more)
+    return said(log, "stdout")
+
+
+async def test_windows_is_the_images_build_and_not_the_hosts(
+    node: Node, home: Path, registry: str
+) -> None:
+    async with node as client:
+        await node.until_warm()
+        image = await pulled(client, home, registry)
+        _, log = await run(client, image, node.root, "reg", "query", VERSION)
+        assert "10.0.20348" in await one(node, client, home, registry, "ver", name="b")
+    words = [line.split(None, 2) for line in said(log, "stdout").splitlines()]
+    values = {line[0]: line[2] for line in words if len(line) == 3}
+    assert values["CurrentBuildNumber"] == "20348"
+    assert int(values["UBR"], 16) == 2113
+    assert values["ProductName"] == "Windows Server 2022 Datacenter"
+
+
+async def test_the_computer_is_named_as_the_pod(node: Node, home: Path, registry: str) -> None:
+    async with node as client:
+        line = "hostname & echo %COMPUTERNAME%"
+        out = await one(node, client, home, registry, line, name="a-rather-long-name")
+    assert out.split() == ["A-RATHER-LONG-N", "A-RATHER-LONG-N"]
+
+
+async def test_names_are_found_in_the_hosts_file_of_windows(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.9.8.7 db.example db\n")
+    mount = api.Mount(host_path=f"{tmp_path}/hosts", container_path=HOSTS)
+    async with node as client:
+        line = f"type {HOSTS} & ping -n 1 db.example"
+        out = await one(node, client, home, registry, line, mounts=[mount])
+    assert "127.9.8.7 db.example db" in out
+    assert "[127.9.8.7]" in out
+
+
+def answer(question: bytes, address: str) -> bytes:
+    """The answer of a name server: every name of four labels has the address, no other is known."""
+    head, rest = question[:12], question[12:]
+    end = rest.index(b"\0") + 1
+    name, kind = rest[:end], struct.unpack(">H", rest[end : end + 2])[0]
+    known = name == b"\x03web\x07default\x07cluster\x05local\x00" and kind == 1
+    flags = 0x8180 if name.startswith(b"\x03web\x07default") else 0x8183
+    counts = struct.pack(">HHHHH", flags, 1, int(known), 0, 0)
+    record = b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 60, 4) + socket.inet_aton(address)
+    return head[:2] + counts + rest[: end + 4] + (record if known else b"")
+
+
+async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
+    node: Node, home: Path, registry: str
+) -> None:
+    async with node as client:
+        await node.until_warm()
+        dns = api.DNSConfig(servers=["127.0.0.1"], searches=["default.cluster.local"])
+        sandbox = await run_sandbox(
+            client, "asking", dns_config=dns, log_directory=f"{node.root}/l"
+        )
+        server = node.networks.namespaces.call(
+            sandbox, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        )
+        server.bind(("127.0.0.1", 53))
+        server.setblocking(False)
+        loop = asyncio.get_running_loop()
+
+        async def serve() -> None:
+            while True:
+                question, asker = await loop.sock_recvfrom(server, 512)
+                await loop.sock_sendto(server, answer(question, "127.5.5.5"), asker)
+
+        serving = asyncio.create_task(serve())
+        try:
+            image = await pulled(client, home, registry)
+            command = ("cmd", "/c", "ping -n 1 web")
+            container = await create_with(client, sandbox, image, command, "a", {"log_path": "a"})
+            await start(client, container)
+            await ended(client, container)
+        finally:
+            serving.cancel()
+            server.close()
+    assert "[127.5.5.5]" in said((node.root / "l/a").read_text(), "stdout")
+
+
+async def test_container_user_is_its_own_and_cannot_write_the_administrators_files(
+    node: Node, home: Path, registry: str
+) -> None:
+    security = api.WindowsContainerSecurityContext(run_as_username="ContainerUser")
+    windows = api.WindowsContainerConfig(security_context=security)
+    line = (
+        "echo %USERNAME% %USERPROFILE% & echo mine>%USERPROFILE%\\a.txt && echo wrote mine"
+        " & echo theirs>C:\\Windows\\a.txt || echo refused"
+    )
+    async with node as client:
+        out = await one(node, client, home, registry, line, windows=windows)
+    assert "ContainerUser C:\\Users\\ContainerUser" in out
+    assert "wrote mine" in out
+    assert "refused" in out
+
+
+async def test_a_read_only_mount_is_read_and_not_written(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.txt").write_text("as it was\n")
+    mounts = [
+        api.Mount(host_path=f"{tmp_path}/data", container_path="C:\\Data", readonly=True),
+        api.Mount(host_path=f"{tmp_path}/data/a.txt", container_path="C:\\one.txt", readonly=True),
+    ]
+    line = "type C:\\data\\a.txt & echo x>C:\\data\\b.txt & echo x>C:\\one.txt & type C:\\one.txt"
+    async with node as client:
+        out = await one(node, client, home, registry, line, mounts=mounts)
+    assert out.count("as it was") == 2
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a.txt"]
+
+
+async def test_what_a_container_writes_to_a_mount_belongs_to_the_mounts_owner(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    message = tmp_path / "termination-message"
+    message.touch()
+    mounts = [
+        api.Mount(host_path=f"{tmp_path}/data", container_path="C:\\data"),
+        api.Mount(host_path=f"{message}", container_path="C:\\dev\\termination-log"),
+    ]
+    line = "echo kept>C:\\data\\a.txt & echo because>C:\\dev\\termination-log"
+    async with node as client:
+        await one(node, client, home, registry, line, mounts=mounts)
+    assert (tmp_path / "data/a.txt").read_text().strip() == "kept"
+    assert (tmp_path / "data/a.txt").stat().st_uid == os.getuid()
+    assert message.read_text().strip() == "because"
+
+
+async def test_an_image_is_mounted_as_a_volume_whole_or_in_part(
+    node: Node, home: Path, registry: str
+) -> None:
+    async with node as client:
+        data = await push(home, f"{registry}/data:1", "10.0.20348.2113")
+        await client.call("PullImage", api.PullImageRequest(image=api.ImageSpec(image=data)))
+        mounts = [
+            api.Mount(container_path="C:\\whole", image=api.ImageSpec(image=data)),
+            api.Mount(
+                container_path="C:\\part.txt",
+                image=api.ImageSpec(image=data),
+                image_sub_path="app.txt",
+            ),
+        ]
+        line = "type C:\\whole\\app.txt & type C:\\part.txt & echo x>C:\\whole\\x || echo refused"
+        out = await one(node, client, home, registry, line, mounts=mounts)
+        missing = api.Mount(container_path="C:\\x", image=api.ImageSpec(image="none:1"))
+        with pytest.raises(RemoteError, match="ImageVolumeMountFailed"):
+            await one(node, client, home, registry, "ver", name="b", mounts=[missing])
+    assert out.startswith("appapp")
+    assert "refused" in out
+
+
+async def test_a_link_of_the_image_leads_no_mount_out_of_the_drive(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    """A mount point is made where the container would find it, whatever the image's links say."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/link").symlink_to(tmp_path / "outside")
+    mounts = [
+        api.Mount(host_path=f"{tmp_path}/volume", container_path="C:\\volume"),
+        api.Mount(host_path=f"{tmp_path}", container_path="C:\\volume\\link\\inner"),
+    ]
+    async with node as client:
+        with pytest.raises((RemoteError, TimeoutError)):
+            await one(node, client, home, registry, "ver", mounts=mounts)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+async def test_the_disk_has_the_size_that_was_asked_for(
+    node: Node, home: Path, registry: str
+) -> None:
+    resources = api.WindowsContainerResources(rootfs_size_in_bytes=32 << 20)
+    windows = api.WindowsContainerConfig(resources=resources)
+    line = "for /L %i in (1,1,8) do copy C:\\windows\\system32\\shell32.dll C:\\big%i.dll >nul"
+    async with node as client:
+        await one(node, client, home, registry, line, windows=windows)
+        await one(node, client, home, registry, line, name="b")
+        disks = [path / "shell/disk/upper" for path in node.root.glob("containers/*")]
+        written = sorted(sum(p.stat().st_size for p in disk.glob("big*")) for disk in disks)
+    one_copy = (node.base.drive_c / "windows/system32/shell32.dll").stat().st_size
+    assert written[0] < 32 << 20
+    assert written[1] == 8 * one_copy
