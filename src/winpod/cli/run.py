@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +57,10 @@ def command(
     """
     config = read_config()
     host = parse_build(host_build) if host_build else config.host_build
-    place = Place(root or config.root, host, config.images, config.handlers, config.network)
+    runtime = replace(config.runtime, warm_shells=0)
+    place = Place(
+        root or config.root, host, config.images, config.handlers, config.network, runtime
+    )
     container = api.ContainerConfig(
         metadata=api.ContainerMetadata(name="run"),
         image=api.ImageSpec(image=image),

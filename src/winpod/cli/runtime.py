@@ -13,7 +13,8 @@ import typer
 
 from winpod.cli.pull import Root
 from winpod.cri.config import read_config
-from winpod.cri.local import SOCKET, Place, assembled
+from winpod.cri.local import Place, assembled
+from winpod.cri.settings import SOCKET, Compute
 from winpod.windows.builds import parse_build
 
 _log = logging.getLogger("winpod")
@@ -21,8 +22,9 @@ _log = logging.getLogger("winpod")
 
 def command(
     socket: Annotated[
-        Path, typer.Option("--socket", metavar="PATH", help="The Unix socket to listen on.")
-    ] = SOCKET,
+        Path | None,
+        typer.Option("--socket", metavar="PATH", help=f"The Unix socket to listen on: {SOCKET}."),
+    ] = None,
     tcp: Annotated[
         str,
         typer.Option(
@@ -41,18 +43,34 @@ def command(
             "--cni", metavar="DIR", help="CNI configurations to use, such as /etc/cni/net.d."
         ),
     ] = None,
+    compute: Annotated[
+        Compute | None,
+        typer.Option(
+            "--compute", help="Real containers under Wine, or a simulation of many, for tests."
+        ),
+    ] = None,
     root: Root = None,
 ) -> None:
     """Run Windows containers for whoever speaks CRI v1, under process isolation.
 
-    Containers go on when it stops, and it finds them again when it starts.
+    Containers go on when it stops, and it finds them again when it starts. Simulated ones end with
+    it; they need no Wine, no network and no root.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = read_config()
+    settings = config.runtime
+    level = settings.log_level.upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     host = parse_build(host_build) if host_build else config.host_build
     network = replace(config.network, cni=cni) if cni else config.network
-    place = Place(root or config.root, host, config.images, config.handlers, network)
-    asyncio.run(_serve(place, [f"unix:{socket}", *([tcp] if tcp else [])]))
+    settings = replace(
+        settings,
+        socket=socket or settings.socket,
+        tcp=tcp or settings.tcp,
+        compute=compute or settings.compute,
+    )
+    place = Place(root or config.root, host, config.images, config.handlers, network, settings)
+    addresses = [f"unix:{settings.socket}", *([settings.tcp] if settings.tcp else [])]
+    asyncio.run(_serve(place, addresses))
 
 
 async def _serve(place: Place, addresses: list[str]) -> None:

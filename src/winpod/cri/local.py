@@ -1,4 +1,7 @@
-"""The runtime of this machine, put together: one process has it at a time."""
+"""The runtime of this machine, put together: one process has it at a time.
+
+A simulated one needs no Wine base, no root and no network, and its containers end with it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winpod.compute.backend import Backend
+from winpod.compute.simulated import SimulatedBackend
 from winpod.compute.wine import WineBackend
+from winpod.cri.sandboxes import Networks
 from winpod.cri.server import Parts, Server
-from winpod.cri.settings import SOCKET
+from winpod.cri.settings import SOCKET, Compute, RuntimeSettings
 from winpod.cri.state import State
 from winpod.images.base import find_base
 from winpod.images.pull import Puller
@@ -20,6 +26,7 @@ from winpod.network.cni import Cni
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.network.settings import NetworkSettings
+from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import Build
 from winpod.windows.errors import NotFound, Unavailable
 from winpod.windows.handlers import KNOWN, Handlers
@@ -36,10 +43,15 @@ class Place:
     images: ImageSettings = field(default_factory=ImageSettings)
     handlers: Handlers = KNOWN
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
     @property
     def own(self) -> Path:
         return self.root / "runtime"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.runtime.compute is Compute.SIMULATED
 
 
 class RuntimeBusy(Unavailable):
@@ -48,12 +60,6 @@ class RuntimeBusy(Unavailable):
 
 @asynccontextmanager
 async def assembled(place: Place) -> AsyncIterator[Server]:
-    base = find_base(place.root)
-    if base is None:
-        raise NotFound(
-            f"There is no Wine base in {place.root}, and no Windows program runs without one.",
-            "Build it, once: winpod base build",
-        )
     place.own.mkdir(parents=True, exist_ok=True)
     lock = FileLock.try_take(place.own / "lock")
     if lock is None:
@@ -62,9 +68,8 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
             "Wait for it, or start `winpod runtime`, which runs many at once.",
         )
     try:
+        backend, networks = _simulated(place) if place.is_simulated else _real(place)
         state = State(place.own / "state.db")
-        networks = _networks(place)
-        backend = WineBackend(place.own, base, place.host, networks.namespaces.path)
         with Store(place.root, host=place.host, handlers=place.handlers) as store:
             async with Puller(store, place.images) as puller:
                 yield Server(
@@ -73,6 +78,22 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
         state.close()
     finally:
         lock.release()
+
+
+def _simulated(place: Place) -> tuple[Backend, Networks]:
+    return SimulatedBackend(), SimulatedNetworks(place.network.subnets)
+
+
+def _real(place: Place) -> tuple[Backend, Networks]:
+    base = find_base(place.root)
+    if base is None:
+        raise NotFound(
+            f"There is no Wine base in {place.root}, and no Windows program runs without one.",
+            "Build it, once: winpod base build",
+        )
+    networks = _networks(place)
+    warm = place.runtime.warm_shells
+    return WineBackend(place.own, base, place.host, networks.namespaces.path, warm), networks
 
 
 def _networks(place: Place) -> SandboxNetworks:

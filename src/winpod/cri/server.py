@@ -114,8 +114,9 @@ def _listen(server: grpc.aio.Server, address: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
+        reason = str(error).partition(";")[0]
         raise CannotListen(
-            f"the runtime cannot listen at {address}: {str(error).rstrip('.')}.",
+            f"the runtime cannot listen at {address}: {reason}.",
             "Choose another --socket or --tcp, or end what listens there.",
         ) from None
     if path:
