@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from tests.compute.supervision import until
+from tests.cri.test_life import run_sandbox, start
 from tests.e2e import windows_programs
+from tests.e2e.test_runtime import Node, create_with, node, pulled
 from tests.e2e.windows_container import unpack_content
 from tests.e2e.windows_shell import Shell, windows_shell
+from tests.images.registries import home, registry
 
 from winpod.compute.agent import Finished, Program
 from winpod.compute.errors import PipeRefused
 from winpod.compute.pipes import Pipe, start_relay, write_pipes
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import RemoteError
 from winpod.images.base import Base
+
+__all__ = ["home", "node", "registry"]
 
 MIB = 1 << 20
 CLIENT = r"""
@@ -62,31 +69,25 @@ if (what === 'read')
 
 
 @pytest.fixture(scope="module")
-def shell(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    content: dict[str, Path | str] = {
-        "app/node.exe": windows_programs.node(),
-        "app/client.js": CLIENT,
-    }
-    layer = unpack_content(base, content, tmp_path_factory.mktemp("layer"))
-    with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sockets") / ("long" * 30)
     folder.mkdir()
     return folder
 
 
-@pytest.fixture(autouse=True)
-async def relay(shell: Shell, sockets: Path) -> None:
-    """One for all tests of the shell, as a container has."""
-    if (shell.folder / "pipes").exists():
-        return
-    await asyncio.wait_for(shell.agent.ping(), 60)
-    write_pipes(shell.folder, [Pipe("web", sockets / "web.sock"), Pipe("Écho", sockets / "echo")])
-    await start_relay(shell.folder)
+@pytest.fixture(scope="module")
+def shell(base: Base, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """One with a relay that all tests share."""
+    content: dict[str, Path | str] = {
+        "app/node.exe": windows_programs.node(),
+        "app/client.js": CLIENT,
+    }
+    layer = unpack_content(base, content, tmp_path_factory.mktemp("layer"))
+    with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
+        pipes = [Pipe("web", sockets / "web.sock"), Pipe("Écho", sockets / "echo")]
+        write_pipes(running.folder, pipes)
+        asyncio.run(start_relay(running.folder))
+        yield running
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
@@ -116,13 +117,14 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-def relays(shell: Shell) -> list[int]:
-    """The relays of a shell, by the directory they hold."""
+def relays(folder: Path) -> list[int]:
+    """The relays of containers in a directory, by those they hold."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            held = [str(one.readlink()) for one in (process / "fd").iterdir()]
-            if "wproxy-relay" in (process / "comm").read_text() and str(shell.folder) in held:
+            held = [one.readlink() for one in (process / "fd").iterdir()]
+            is_relay = (process / "comm").read_text() == "wproxy-relay\n"
+            if is_relay and any(one.is_relative_to(folder) for one in held):
                 found.append(int(process.name))
     return found
 
@@ -205,7 +207,7 @@ async def test_a_reader_that_stops_holds_little_memory_and_no_one_else(
         async with await shell.agent.start(Program(line)):
             await asyncio.sleep(1)
             assert (await run(shell, "pump", "Écho", 8 * MIB)).output == b"the same\n"
-        [process] = relays(shell)
+        [process] = relays(shell.folder)
         assert memory(process) < 16 * MIB
 
 
@@ -217,10 +219,10 @@ async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
         await asyncio.wait_for(short.agent.ping(), 60)
         write_pipes(short.folder, [Pipe("one", tmp_path / "none")])
         await start_relay(short.folder)
-        [process] = relays(short)
+        [process] = relays(short.folder)
         assert parent(process) == 1
         short.runc("kill", short.name, "KILL")
-        until(lambda: not relays(short))
+        until(lambda: not relays(short.folder))
 
 
 async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
@@ -230,3 +232,56 @@ async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
         await start_relay(tmp_path)
     write_pipes(tmp_path, [])
     await start_relay(tmp_path)
+
+
+async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append((await reader.read()).decode().strip())
+        writer.close()
+
+    async def until_heard(word: str) -> None:
+        async with asyncio.timeout(30):
+            while word not in heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async with contextlib.AsyncExitStack() as servers:
+        async with node as client:
+            for path in (tmp_path / "host.sock", tmp_path / "pipes/shared"):
+                await servers.enter_async_context(serving(path, hear))
+            image = await pulled(client, home, registry)
+            sandbox = await run_sandbox(client)
+            mounts = [
+                api.Mount(host_path=str(tmp_path / "host.sock"), container_path="\\\\.\\pipe\\one"),
+                api.Mount(host_path="\\\\.\\pipe\\shared", container_path="\\\\.\\pipe\\two"),
+            ]
+            say = " & ".join(
+                f"(echo {n}.%i>\\\\.\\pipe\\{name})" for n, name in ((1, "one"), (2, "two"))
+            )
+            line = f"for /l %i in (1,1,60) do @({say} & ping -n 2 127.0.0.1 >nul)"
+            command = ("cmd", "/c", line)
+            app = await create_with(client, sandbox, image, command, "app", {"mounts": mounts})
+            await start(client, app)
+            await until_heard("2.1")
+        while_away = int(heard[-1].partition(".")[2]) + 2
+        await until_heard(f"1.{while_away}")
+        await until_heard(f"2.{while_away}")
+        async with node as client:
+            await client.call(
+                "RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
+            )
+    until(lambda: not relays(tmp_path))
+
+
+async def test_a_socket_on_a_path_is_refused_with_what_to_do(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    async with node as client, serving(tmp_path / "host.sock", echo):
+        image = await pulled(client, home, registry)
+        sandbox = await run_sandbox(client)
+        mounts = [api.Mount(host_path=str(tmp_path / "host.sock"), container_path="C:\\s.sock")]
+        with pytest.raises(RemoteError, match=r"Mount it on .*pipe.NAME, and open that"):
+            await create_with(client, sandbox, image, ("cmd",), "app", {"mounts": mounts})

@@ -1,0 +1,84 @@
+"""The log of a real Windows program, through the CRI: its form, its rotation, its loss."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.compute.supervision import read_log
+from tests.cri.test_life import run_sandbox, start
+from tests.e2e.test_runtime import Node, create_with, ended, node, pulled
+from tests.images.registries import home, registry
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client, RemoteError
+
+__all__ = ["home", "node", "registry"]
+
+COUNT = ("cmd", "/c", "for /l %i in (1,1,5) do @(echo line %i & ping -n 2 127.0.0.1 >nul)")
+
+
+async def begin(client: Client, image: str, folder: Path, *command: str) -> str:
+    sandbox = await run_sandbox(client, log_directory=str(folder))
+    container = await create_with(client, sandbox, image, command, "app", {"log_path": "app.log"})
+    await start(client, container)
+    return container
+
+
+async def reopen(client: Client, container: str) -> None:
+    await client.call("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=container))
+
+
+async def until_said(log: Path, text: str) -> None:
+    async with asyncio.timeout(20):
+        while not log.exists() or text not in log.read_text():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.05)
+
+
+async def test_lines_are_as_the_program_meant_them(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    async with node as client:
+        image = await pulled(client, home, registry)
+        line = "echo one& echo two 1>&2& echo.& <nul set /p =no end"
+        container = await begin(client, image, tmp_path / "logs", "cmd", "/c", line)
+        await ended(client, container)
+    lines = read_log(tmp_path / "logs/app.log")
+    assert [line[1:] for line in lines if line[0] == "stdout"] == [
+        ("F", "one"),
+        ("F", ""),
+        ("P", "no end"),
+    ]
+    assert [line for line in lines if line[0] == "stderr"] == [("stderr", "F", "two ")]
+
+
+async def test_a_rotated_log_goes_on_where_it_is_expected_and_loses_nothing(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    log, old = tmp_path / "logs/app.log", tmp_path / "logs/app.log.1"
+    async with node as client:
+        image = await pulled(client, home, registry)
+        container = await begin(client, image, tmp_path / "logs", *COUNT)
+        await until_said(log, "line 2")
+        log.rename(old)
+        await reopen(client, container)
+        assert log.exists()
+        await ended(client, container)
+        log.unlink()
+        with pytest.raises(RemoteError, match="CONTAINER_EXITED"):
+            await reopen(client, container)
+        assert not log.exists()
+    assert [line[2].strip() for line in read_log(old)][:2] == ["line 1", "line 2"]
+
+
+async def test_a_log_directory_that_vanishes_ends_no_program(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    async with node as client:
+        image = await pulled(client, home, registry)
+        container = await begin(client, image, tmp_path / "logs", *COUNT)
+        await until_said(tmp_path / "logs/app.log", "line 1")
+        shutil.rmtree(tmp_path / "logs")
+        with pytest.raises(RemoteError, match="its directory is gone"):
+            await reopen(client, container)
+        assert (await ended(client, container)).exit_code == 0
