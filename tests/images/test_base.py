@@ -260,7 +260,10 @@ def test_windows_files_lose_debugging_data_and_are_on_the_disk_once(tmp_path: Pa
 
 def test_a_prefix_is_settled(tmp_path: Path) -> None:
     prefix = make_prefix(tmp_path)
+    hosts = prefix / "drive_c/windows/system32/drivers/etc/hosts"
+    write(hosts, "# 127.0.0.1 localhost")
     base_prefix.settle_prefix(prefix)
+    assert hosts.read_text().splitlines()[0] == "127.0.0.1 localhost"
     registry = WineRegistry.read(prefix)
     services = r"System\CurrentControlSet\Services"
     assert registry.system.value(rf"{services}\PlugPlay", "Start") == Value.dword(4)
