@@ -37,11 +37,17 @@ PROGRAMS = {
 MORE_SOURCES = {"wproxy": ("io", "log", "relay")}
 
 
+PLATFORMS = ("manylinux2014_x86_64", "musllinux_1_1_x86_64")
+"""Any Linux of the programs' architecture: they are static."""
+
+
 class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         del version
         build()
         build_data["artifacts"].extend(f"src/winpod/native/{name}" for name in PROGRAMS)
+        build_data["tag"] = f"py3-none-{'.'.join(PLATFORMS)}"
+        build_data["pure_python"] = False
 
 
 def build() -> None:

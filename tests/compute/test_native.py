@@ -1,0 +1,34 @@
+"""The programs in C, as the package brings them to a machine without a compiler."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAMS = ("absent.exe", "wagent.exe", "winit", "wproxy")
+
+
+def test_a_wheel_fits_only_the_machines_that_its_programs_run_on(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.stem.endswith("-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64")
+    with zipfile.ZipFile(wheel) as archive:
+        assert b"Root-Is-Purelib: false" in archive.read(
+            next(name for name in archive.namelist() if name.endswith("dist-info/WHEEL"))
+        )
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    install += ["--target", str(tmp_path / "installed"), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=120)
+    programs = tmp_path / "installed/winpod/native"
+    assert all(os.access(programs / name, os.R_OK | os.X_OK) for name in PROGRAMS)
+    assert subprocess.run([programs / "wproxy"], capture_output=True, check=False).returncode == 2
+
+
+def test_the_programs_for_linux_need_nothing_of_the_machine() -> None:
+    for name in ("winit", "wproxy"):
+        program = (REPOSITORY / "src/winpod/native" / name).read_bytes()
+        assert program.startswith(b"\x7fELF\x02\x01")
+        assert b"/ld-" not in program
