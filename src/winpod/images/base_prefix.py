@@ -75,6 +75,7 @@ def settle_prefix(prefix: Path) -> None:
     for name, content in registry.files().items():
         (prefix / name).write_bytes(content)
     (prefix / UPDATES).write_text("disable\n")
+    (prefix / _HOSTS_FILE).parent.mkdir(parents=True, exist_ok=True)
     (prefix / _HOSTS_FILE).write_bytes(HOSTS.encode())
     for drive in (prefix / "dosdevices").iterdir():
         if drive.name != "c:":
