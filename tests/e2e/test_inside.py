@@ -13,10 +13,16 @@ from tests.cri.test_images import push
 from tests.cri.test_life import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, ended, pulled, run, said
 from tests.images.registries import home, registry
+from tests.images.test_hives import layer
 
+from winpod.compute.agent import Program
+from winpod.compute.identity import registry_of
+from winpod.compute.shells import Shells
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
 from winpod.images.base import Base
+from winpod.images.wine_registry import Value
+from winpod.windows.builds import parse_build
 
 __all__ = ["home", "registry"]
 
@@ -57,6 +63,31 @@ async def test_windows_is_the_images_build_and_not_the_hosts(
     assert values["CurrentBuildNumber"] == "20348"
     assert int(values["UBR"], 16) == 2113
     assert values["ProductName"] == "Windows Server 2022 Datacenter"
+
+
+async def test_a_shell_that_waited_gets_the_registry_of_the_image(
+    base: Base, tmp_path: Path
+) -> None:
+    """Values, keys that go, and the environment that programs start with."""
+    environment = r"ControlSet001\Control\Session Manager\Environment"
+    one = layer(
+        tmp_path / "layer",
+        System_Delta={environment: {"FROM_IMAGE": Value.text("yes")}},
+        Software_Delta={r"Vendor\Tool": {"Level": Value.dword(7)}},
+    )
+    host, build = parse_build("2025"), parse_build("10.0.20348.1")
+    shells = Shells(tmp_path / "root", base, host, 1)
+    try:
+        room = await shells.boot(tmp_path / "root/containers/a/shell")
+        await room.agent.change_registry(registry_of(base.prefix, host, build, (one,)))
+        told = await room.agent.run(Program("cmd /c echo %FROM_IMAGE% & ver"))
+        asked = await room.agent.run(Program(r"reg query HKLM\Software\Vendor\Tool"))
+    finally:
+        await shells.end(tmp_path / "root/containers/a/shell")
+        await shells.stop()
+    assert b"yes" in told.output
+    assert b"10.0.20348" in told.output
+    assert b"0x7" in asked.output
 
 
 async def test_the_computer_is_named_as_the_pod(node: Node, home: Path, registry: str) -> None:

@@ -339,6 +339,55 @@ def test_whatever_is_written_is_read_back(content: dict[str, dict[str, Value]]) 
     assert again.to_bytes() == data
 
 
+CONTENTS = st.dictionaries(KEYS, st.dictionaries(NAMES, VALUES, max_size=3), max_size=4)
+
+
+def file_with(*contents: dict[str, dict[str, Value]]) -> RegistryFile:
+    file = RegistryFile(EMPTY)
+    for content in contents:
+        for key, values in content.items():
+            file.set(key, values)
+    return file
+
+
+def content_of(file: RegistryFile) -> dict[str, dict[str, Value]]:
+    """Keys that have values; others only hold keys, or nothing."""
+    read = {key: file.values(key) for key in file.keys()}  # noqa: SIM118
+    return {
+        fold(key): {fold(name): value for name, value in values.items()}
+        for key, values in read.items()
+        if values
+    }
+
+
+@given(CONTENTS, CONTENTS, CONTENTS)
+def test_the_changes_between_two_files_turn_one_into_the_other(
+    shared: dict[str, dict[str, Value]],
+    then: dict[str, dict[str, Value]],
+    now: dict[str, dict[str, Value]],
+) -> None:
+    before, after = file_with(shared, then), file_with(shared, now)
+    turned = before.copy()
+    for change in after.changes_from(before):
+        if change.name is None:
+            turned.remove_key(change.key)
+        elif change.value is None:
+            turned.remove_values(change.key, change.name)
+        else:
+            turned.set(change.key, {change.name: change.value})
+    assert content_of(turned) == content_of(after)
+
+
+def test_an_edit_of_a_build_is_a_handful_of_changes() -> None:
+    registry = WineRegistry(*(RegistryFile(data) for data in (SYSTEM, EMPTY, EMPTY)))
+    host = with_build(registry, parse_build("2022"))
+    image = with_build(registry, parse_build("10.0.17763.805"))
+    assert list(host.system.changes_from(host.system)) == []
+    changes = {change.name for change in image.system.changes_from(host.system)}
+    assert {"CurrentBuild", "CurrentBuildNumber", "UBR", "ProductName"} <= changes
+    assert len(changes) < 10
+
+
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused_with_a_sentence(data: bytes) -> None:
     try:

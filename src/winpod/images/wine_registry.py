@@ -163,7 +163,9 @@ class RegistryFile:
         """What turns another file into this one, in an order that can be followed."""
         for spot, place in before._places.items():
             if spot not in self._places:
-                yield Change(before._key_of(before._sections[place]))
+                key = before._key_of(before._sections[place])
+                names = before.values(key) if self.has_key(key) else (None,)
+                yield from (Change(key, name) for name in names)
         for spot, place in self._places.items():
             known, now = before._places.get(spot), self._sections[place]
             then = before._sections[known] if known is not None else b""
