@@ -19,8 +19,8 @@ from winpod.images.base import Base
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.network.attachments import Attached, Attachment, Dns
-from winpod.network.counters import Counters, read_counters
 from winpod.network.cni import Cni
+from winpod.network.counters import Counters, read_counters
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.windows.builds import parse_build

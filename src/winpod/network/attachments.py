@@ -19,6 +19,9 @@ _SANDBOX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NO_BURST_LIMIT = 0xFFFFFFFF
 _POD_ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 
+INTERFACE = "eth0"
+"""A sandbox's own interface, which its addresses are on."""
+
 
 @dataclass(frozen=True)
 class PortMapping:
@@ -77,7 +80,7 @@ class Attachment:
     bandwidth: Bandwidth = Bandwidth()
     ips: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
-    interface: str = "eth0"
+    interface: str = INTERFACE
 
     def __post_init__(self) -> None:
         if not _SANDBOX_ID.fullmatch(self.sandbox_id):

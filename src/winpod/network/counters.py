@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from winpod.network.attachments import INTERFACE
 from winpod.network.namespaces import inside
 
 _COUNTERS = Path("/proc/thread-self/net/dev")
@@ -24,9 +25,10 @@ class Counters:
 
 
 def read_counters(netns: Path) -> list[Counters]:
-    """Of every interface but loopback."""
+    """Of every interface but loopback, the sandbox's own first."""
     lines = inside(netns, _COUNTERS.read_text).splitlines()[2:]
-    return [counters for line in lines if (counters := _parse(line)).interface != "lo"]
+    found = [counters for line in lines if (counters := _parse(line)).interface != "lo"]
+    return sorted(found, key=lambda counters: counters.interface != INTERFACE)
 
 
 def _parse(line: str) -> Counters:

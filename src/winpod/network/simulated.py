@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from winpod.network.attachments import Attached, Attachment, Dns
+from winpod.network.attachments import INTERFACE, Attached, Attachment, Dns
 from winpod.network.counters import Counters
 from winpod.network.errors import NoNetwork, NotListening
 from winpod.network.settings import Subnet
 
-INTERFACE = "eth0"
 _RESERVED = 2
 """The subnet's own address, and its gateway's."""
 
