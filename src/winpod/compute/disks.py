@@ -37,6 +37,12 @@ def mount_disk(folder: Path) -> None:
     _run("mount", "-o", options, str(folder / "disk.img"), str(folder / "disk"))
 
 
+def write_at_once(folder: Path) -> None:
+    """What is written is on its way before the program goes on, so that its rate can be limited:
+    what the kernel writes later, it writes in nobody's name."""
+    _run("mount", "-o", "remount,sync", str(folder / "disk"))
+
+
 def remove_disk(folder: Path) -> None:
     """Whatever is there of it."""
     unmount(folder / "disk")

@@ -116,7 +116,7 @@ class WineBackend:
             raise ShellFailed("it ended while its container was made")
         plan, owner = asked.plan, room.first_id
         set_hostname(pid, sandbox.hostname)
-        cgroups.set_limits(room.id, plan.limits, disks.device_of(room.folder))
+        _limit(room, plan.limits)
         (room.prefix / "resolv.conf").write_text(resolver_file(sandbox))
         users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if owner else None
         try:
@@ -175,7 +175,7 @@ class WineBackend:
 
     async def update(self, container: str, limits: Enforced) -> None:
         room = Room(self._folder(container) / "shell")
-        await asyncio.to_thread(cgroups.set_limits, room.id, limits, disks.device_of(room.folder))
+        await asyncio.to_thread(_limit, room, limits)
 
     async def usage(self, container: str) -> Usage:
         return await asyncio.to_thread(_usage, Room(self._folder(container) / "shell"))
@@ -263,6 +263,12 @@ def _usage(room: Room) -> Usage:
         disk_inodes=inodes,
         mountpoint=str(room.folder / "disk"),
     )
+
+
+def _limit(room: Room, limits: Enforced) -> None:
+    if limits.disk_bytes_per_second or limits.disk_operations_per_second:
+        disks.write_at_once(room.folder)
+    cgroups.set_limits(room.id, limits, disks.device_of(room.folder))
 
 
 def _agent(folder: Path) -> Agent:
