@@ -21,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.images.registries import docker_registry
 
+from benchmarks.containerd import containerd
 from benchmarks.measuring import Taken, measure, report
 from benchmarks.windows_layers import write_layers
 from winpod.images.manifests import (
@@ -44,15 +45,6 @@ SIZE = 1 << 30
 ROUNDS = {"warm": 3, "cold": 1}
 PLATFORM = {"architecture": "amd64", "os": "windows", "os.version": "10.0.20348.2113"}
 PROGRAMS = {"docker-registry": "docker-registry", "containerd": "containerd", "pigz": "pigz"}
-
-CONTAINERD = """\
-version = 2
-root = "{place}/root"
-state = "{place}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]
-[grpc]
-address = "{place}/socket"
-"""
 
 Pull = Callable[[str, Path], Taken]
 """Pulls a name into a store in a new directory, and tells what it took."""
@@ -102,7 +94,7 @@ def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> Taken:
 
     def work() -> None:
         nonlocal clock
-        with containerd(place, with_unpigz) as socket:
+        with containerd(place, {"CONTAINERD_DISABLE_PIGZ": "" if with_unpigz else "1"}) as socket:
             pull = ["ctr", "--address", str(socket), "images", "pull", "--plain-http"]
             start = time.perf_counter()
             _run([*pull, "--platform", "windows/amd64", name])
@@ -110,27 +102,6 @@ def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> Taken:
 
     cpu = measure(work).cpu
     return Taken(clock, cpu)
-
-
-@contextmanager
-def containerd(place: Path, with_unpigz: bool) -> Iterator[Path]:
-    config = place / "config.toml"
-    config.write_text(CONTAINERD.format(place=place))
-    environment = {**os.environ, "CONTAINERD_DISABLE_PIGZ": "" if with_unpigz else "1"}
-    with (place / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["containerd", "--config", str(config)], stdout=log, stderr=log, env=environment
-        )
-        try:
-            deadline = time.monotonic() + 30
-            while not (place / "socket").exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"containerd did not start:\n{(place / 'log').read_text()}")
-                time.sleep(0.05)
-            yield place / "socket"
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def _run(command: list[str]) -> None:

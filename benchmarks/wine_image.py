@@ -1,0 +1,80 @@
+"""The Wine base as an image for Linux, so that containerd runs what winpod runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from winpod.images.base import Base, prepare_prefix
+from winpod.images.base_container import ENVIRONMENT
+from winpod.images.manifests import OCI_CONFIG, OCI_MANIFEST, digest_of
+from winpod.windows.builds import parse_build
+
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+def pack_wine(base: Base, program: Path, name: str, folder: Path) -> Path:
+    """The base's files with a prefix of Windows Server 2022, and one program in its drive C:."""
+    prepare_prefix(base, parse_build("2022"), (), folder / "prefix")
+    drive = folder / "prefix/drive_c"
+    if drive.exists() or drive.is_symlink():
+        drive.rmdir()
+    layer = folder / "wine.tar"
+    _tar("--create", "--file", layer, "--directory", base.rootfs, ".")
+    _tar("--append", "--file", layer, "--directory", folder, "prefix")
+    into_c = "--transform=s,^\\.,prefix/drive_c,S"
+    _tar("--append", "--file", layer, into_c, "--directory", base.drive_c, ".")
+    _tar("--append", "--file", layer, into_c, "--directory", program.parent, f"./{program.name}")
+    return _pack(layer, name, ["wine64"], ENVIRONMENT, folder)
+
+
+def pack_program(program: Path, name: str, folder: Path) -> Path:
+    """One program for Linux, and nothing else."""
+    layer = folder / f"{program.name}.tar"
+    _tar("--create", "--file", layer, "--directory", program.parent, program.name)
+    return _pack(layer, name, [f"/{program.name}"], {}, folder)
+
+
+def _pack(
+    layer: Path, name: str, entrypoint: Sequence[str], env: Mapping[str, str], folder: Path
+) -> Path:
+    """An archive that `ctr images import` takes."""
+    layout = folder / f"{layer.stem}-layout"
+    blobs = layout / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    with layer.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = layer.stat().st_size
+    layer.rename(blobs / digest)
+
+    def stored(kind: str, document: dict[str, object]) -> dict[str, object]:
+        data = json.dumps(document).encode()
+        (blobs / digest_of(data).removeprefix("sha256:")).write_bytes(data)
+        return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
+
+    variables = [f"{key}={value}" for key, value in env.items()]
+    config = stored(
+        OCI_CONFIG,
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Entrypoint": list(entrypoint), "Env": variables, "WorkingDir": "/"},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        },
+    )
+    blob = {"mediaType": _LAYER, "digest": f"sha256:{digest}", "size": size}
+    document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": [blob]}
+    manifest = stored(OCI_MANIFEST, document)
+    manifest["annotations"] = {"io.containerd.image.name": name}
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    archive = layout.with_suffix(".archive")
+    _tar("--create", "--file", archive, "--directory", layout, ".")
+    return archive
+
+
+def _tar(*arguments: str | Path) -> None:
+    subprocess.run(["tar", *map(str, arguments)], check=True)
