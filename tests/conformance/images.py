@@ -16,7 +16,7 @@ STAGING = "gcr.io/k8s-staging-cri-tools"
 REGISTRIES = ("registry.k8s.io", "k8s.gcr.io", "gcr.io")
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "ping": ("ws2_32",),
-    "ipconfig": ("ws2_32", "iphlpapi"),
+    "ipconfig": ("ws2_32", "iphlpapi", "dnsapi"),
     "webserver": ("ws2_32",),
 }
 _SHELL = ("cmd", "powershell", "ping", "ipconfig", "sleep")

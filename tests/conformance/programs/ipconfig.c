@@ -7,6 +7,7 @@
 #include <winsock2.h>
 #include <ws2tcpip.h>
 #include <iphlpapi.h>
+#include <windns.h>
 
 static void say(const char *what, int first, const char *value)
 {
@@ -30,6 +31,19 @@ static const char *text_of(SOCKET_ADDRESS *address)
     return text;
 }
 
+static void say_suffixes(void)
+{
+    WCHAR suffixes[2048];
+    DWORD size = sizeof suffixes;
+    if (DnsQueryConfig(DnsConfigSearchList, 0, NULL, NULL, suffixes, &size))
+        return;
+    for (WCHAR *one = suffixes; *one; one += wcslen(one) + 1) {
+        char suffix[256];
+        snprintf(suffix, sizeof suffix, "%ls", one);
+        say("DNS Suffix Search List", one == suffixes, suffix);
+    }
+}
+
 int main(void)
 {
     WSADATA started;
@@ -38,6 +52,7 @@ int main(void)
     gethostname(host, sizeof host);
     printf("\nWindows IP Configuration\n\n");
     say("Host Name", 1, host);
+    say_suffixes();
     ULONG size = 1 << 16;
     IP_ADAPTER_ADDRESSES *all = malloc(size);
     ULONG error = GetAdaptersAddresses(AF_UNSPEC, 0, NULL, all, &size);
@@ -48,17 +63,11 @@ int main(void)
     for (IP_ADAPTER_ADDRESSES *one = all; one; one = one->Next) {
         if (one->IfType == IF_TYPE_SOFTWARE_LOOPBACK)
             continue;
-        int first = 1;
-        for (IP_ADAPTER_DNS_SUFFIX *s = one->FirstDnsSuffix; s; s = s->Next, first = 0) {
-            char suffix[256];
-            snprintf(suffix, sizeof suffix, "%ls", s->String);
-            say("DNS Suffix Search List", first, suffix);
-        }
         printf("\nEthernet adapter %ls:\n\n", one->FriendlyName);
         for (IP_ADAPTER_UNICAST_ADDRESS *a = one->FirstUnicastAddress; a; a = a->Next)
             say(a->Address.lpSockaddr->sa_family == AF_INET ? "IPv4 Address" : "IPv6 Address", 1,
                 text_of(&a->Address));
-        first = 1;
+        int first = 1;
         for (IP_ADAPTER_DNS_SERVER_ADDRESS *d = one->FirstDnsServerAddress; d; d = d->Next) {
             say("DNS Servers", first, text_of(&d->Address));
             first = 0;
