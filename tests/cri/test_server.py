@@ -26,7 +26,7 @@ from tests.cri.test_life import (
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import IMAGE, MESSAGE_LIMIT, RUNTIME, Client, RemoteError
-from winpod.cri.server import CannotListen, Parts, Server
+from winpod.cri.server import CannotListen, Parts, Server, reached_by_others
 from winpod.cri.state import State
 from winpod.images.pull import Puller
 from winpod.images.store import Store
@@ -212,3 +212,20 @@ async def test_a_network_that_fails_stops_nobody_from_asking(client: Client, nod
     node.networks.failure = WinpodError("the bridge is broken.")
     answer = await client.call("Status", api.StatusRequest(verbose=True))
     assert answer.status.conditions[1].message == "the bridge is broken."
+
+
+@pytest.mark.parametrize(
+    ("address", "others"),
+    [
+        ("127.0.0.1:5000", False),
+        ("127.9.9.9:5000", False),
+        ("[::1]:5000", False),
+        ("localhost:5000", False),
+        ("0.0.0.0:5000", True),
+        ("[::]:5000", True),
+        ("10.0.0.1:5000", True),
+        ("node.example:5000", True),
+    ],
+)
+def test_addresses_that_others_reach_are_known(address: str, others: bool) -> None:
+    assert reached_by_others(address) == others

@@ -5,6 +5,7 @@ A simulated one needs no Wine base, no root and no network, and its containers e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from winpod.images.settings import ImageSettings
 from winpod.images.store import Store
 from winpod.images.store_lock import FileLock
 from winpod.network.cni import Cni
+from winpod.network.configuration import DEFAULT_BRIDGE, Directory
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.network.settings import NetworkSettings
@@ -30,6 +32,8 @@ from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import Build
 from winpod.windows.errors import NotFound, Unavailable
 from winpod.windows.handlers import KNOWN, Handlers
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["SOCKET", "Place", "RuntimeBusy", "assembled"]
 
@@ -100,6 +104,23 @@ def _networks(place: Place) -> SandboxNetworks:
     settings = place.network
     directory = settings.cni or place.own / "cni/net.d"
     cni = Cni(directory, settings.plugins, place.own / "cni/cache")
-    if settings.cni is None:
-        cni.write_default(settings.subnets, leases=place.own / "cni/leases")
+    if settings.cni is None and not cni.write_default(
+        settings.subnets, leases=place.own / "cni/leases"
+    ):
+        _warn_of_other_subnets(directory, settings)
     return SandboxNetworks(Namespaces(place.own / "netns"), cni)
+
+
+def _warn_of_other_subnets(directory: Path, settings: NetworkSettings) -> None:
+    """The default network is made once: its bridge has an address, and pods have theirs."""
+    network = Directory(directory)
+    wanted = tuple(str(subnet) for subnet in settings.subnets)
+    if network.files() and network.network().subnets != wanted:
+        _log.warning(
+            "the network of pods is %s still, and not %s; to change it, end all pods, remove %s "
+            "and the bridge %s, and start again",
+            ", ".join(network.network().subnets),
+            ", ".join(wanted),
+            directory,
+            DEFAULT_BRIDGE,
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import grpc.aio
@@ -24,6 +26,8 @@ from winpod.images.store import Store
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import KNOWN, Handlers
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -121,3 +125,14 @@ def _listen(server: grpc.aio.Server, address: str) -> None:
         ) from None
     if path:
         path.chmod(0o600)
+    elif reached_by_others(address):
+        _log.warning("%s is open to everybody who reaches it, and nobody is asked who", address)
+
+
+def reached_by_others(address: str) -> bool:
+    """Whether a `HOST:PORT` is of more than this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
