@@ -55,6 +55,11 @@ def test_what_is_out_of_range_is_refused(asked: Asked) -> None:
         enforce(asked, host_cpus=4)
 
 
+def test_the_size_of_the_disk_can_be_annotated_in_gigabytes() -> None:
+    annotations = {"io.microsoft.container.storage.rootfs.size-gb": "40"}
+    assert with_annotations(Asked(), annotations) == Asked(rootfs_bytes=40 << 30)
+
+
 def test_annotations_go_before_fields_and_nonsense_is_passed_over() -> None:
     annotations = {
         "io.microsoft.container.memory.sizeinmb": "512",

@@ -1,6 +1,7 @@
 """Sandboxes and containers over gRPC, with simulated compute and a network of loopback only."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -326,3 +327,17 @@ async def test_pods_outlive_the_server(node: Node, home: Path, registry: str) ->
         assert (await status(client, container)).exit_code == 0
         listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
         assert [item.id for item in listed.items] == [sandbox]
+
+
+async def test_annotations_of_a_pod_are_those_of_each_container_that_has_no_own(
+    client: Client, image: str
+) -> None:
+    key = "io.microsoft.container.processor.count"
+    sandbox = await run_sandbox(client, annotations={key: "1"})
+    counts = []
+    for name, own in (("one", {}), ("two", {key: "2"})):
+        container = await create(client, sandbox, image, name, annotations=own)
+        request = api.ContainerStatusRequest(container_id=container, verbose=True)
+        info = json.loads((await client.call("ContainerStatus", request)).info["info"])
+        counts.append(info["plan"]["asked"]["cpu_count"])
+    assert counts == [1, 2]

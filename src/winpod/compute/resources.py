@@ -58,9 +58,12 @@ _ANNOTATIONS = {
     "io.microsoft.container.processor.limit": "cpu_maximum",
     "io.microsoft.container.processor.weight": "cpu_weight",
     "io.microsoft.container.memory.sizeinmb": "memory_bytes",
+    "io.microsoft.container.storage.rootfs.size-gb": "rootfs_bytes",
     "io.microsoft.container.storage.qos.bandwidthmaximum": "disk_bytes_per_second",
     "io.microsoft.container.storage.qos.iopsmaximum": "disk_operations_per_second",
 }
+
+_UNITS = {"memory_bytes": MIB, "rootfs_bytes": 1024 * MIB}
 
 
 def with_annotations(asked: Asked, annotations: Mapping[str, str]) -> Asked:
@@ -68,7 +71,7 @@ def with_annotations(asked: Asked, annotations: Mapping[str, str]) -> Asked:
     for key, name in _ANNOTATIONS.items():
         text = annotations.get(key, "").strip()
         if text.isascii() and text.isdigit() and len(text) < 16:
-            found[name] = int(text) * (MIB if name == "memory_bytes" else 1)
+            found[name] = int(text) * _UNITS.get(name, 1)
     return replace(asked, **found)
 
 

@@ -142,7 +142,7 @@ class Containers:
         described = read_image_config(self._store.content(document["config"]["digest"]))
         layers = {name: self._store.layers_of(volume) for name, volume in volumes.items()}
         return make_plan(
-            container_asked(config, layers),
+            container_asked(config, sandbox.known.annotations, layers),
             described,
             hostname=sandbox.hostname,
             host_cpus=self._host_cpus,
@@ -370,9 +370,14 @@ def _details(container: Container) -> str:
 
 
 def container_asked(
-    config: api.ContainerConfig, volumes: Mapping[str, Sequence[Path]]
+    config: api.ContainerConfig,
+    pod_annotations: Mapping[str, str],
+    volumes: Mapping[str, Sequence[Path]],
 ) -> ContainerAsked:
-    """What a request asks of one container, as plain data."""
+    """What a request asks of one container, as plain data.
+
+    An annotation of the pod is one of each of its containers: in Kubernetes only pods have any.
+    """
     security = config.windows.security_context
     return ContainerAsked(
         command=tuple(config.command),
@@ -386,7 +391,7 @@ def container_asked(
         stdin_once=config.stdin_once,
         host_process=security.host_process,
         resources=asked_resources(config.windows.resources),
-        annotations=dict(config.annotations),
+        annotations={**pod_annotations, **config.annotations},
         credential_spec=security.credential_spec,
     )
 
