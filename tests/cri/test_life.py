@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -273,6 +274,24 @@ async def test_resources_are_changed_whole_or_not_at_all(client: Client, image: 
     resources = (await status(client, container)).resources.windows
     assert (resources.cpu_count, resources.cpu_maximum) == (1, 0)
     assert resources.memory_limit_in_bytes == 1 << 20
+
+
+async def test_a_client_on_linux_changes_what_windows_has_too(client: Client, image: str) -> None:
+    container = await create(client, await run_sandbox(client), image)
+
+    async def update(**resources: Any) -> None:
+        linux = api.LinuxContainerResources(**resources)
+        request = api.UpdateContainerResourcesRequest(container_id=container, linux=linux)
+        await client.call("UpdateContainerResources", request)
+
+    await update(memory_limit_in_bytes=1 << 20, cpu_quota=50_000)
+    resources = (await status(client, container)).resources.windows
+    assert resources.memory_limit_in_bytes == 1 << 20
+    assert resources.cpu_maximum == 5_000 // len(os.sched_getaffinity(0))
+    for words in ({"cpu_shares": 512}, {"cpuset_cpus": "0"}, {"cpu_quota": -1}):
+        with pytest.raises(RemoteError, match="Windows container") as caught:
+            await update(**words)
+        assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_events_are_told_to_who_listens(client: Client, image: str) -> None:

@@ -25,6 +25,7 @@ from winpod.compute.plan import (
 )
 from winpod.compute.resources import Asked, enforce
 from winpod.cri.proto import api_pb2 as api
+from winpod.cri.resources import asked_change, asked_resources, write_resources
 from winpod.cri.rpc import MESSAGE_LIMIT
 from winpod.cri.sandboxes import selected
 from winpod.cri.state import Container, Phase, Sandbox, State
@@ -292,12 +293,12 @@ class Containers:
         container = self._state.container(request.container_id)
         plan = json.loads(container.plan)
         before = Asked(**plan["asked"])
-        after = before.updated(asked_resources(request.windows))
+        after = before.updated(asked_change(request, self._host_cpus))
         limits = enforce(after, self._host_cpus)
         if container.phase in (Phase.RUNNING, Phase.CREATED):
             await self._backend.update(container.id, limits)
         config = container.known
-        _write_resources(config.windows.resources, after)
+        write_resources(config.windows.resources, after)
         plan |= {"asked": asdict(after), "limits": asdict(limits)}
         self._state.save(container, plan=json.dumps(plan), config=config.SerializeToString())
         return api.UpdateContainerResourcesResponse()
@@ -401,24 +402,6 @@ def _text(pair: api.KeyValue) -> str:
         return pair.value.decode()
     except UnicodeDecodeError:
         raise InvalidInput(f"the environment variable {pair.key} is not UTF-8 text.") from None
-
-
-def asked_resources(resources: api.WindowsContainerResources) -> Asked:
-    return Asked(
-        cpu_count=resources.cpu_count,
-        cpu_maximum=resources.cpu_maximum,
-        cpu_weight=resources.cpu_shares,
-        memory_bytes=resources.memory_limit_in_bytes,
-        rootfs_bytes=resources.rootfs_size_in_bytes,
-    )
-
-
-def _write_resources(resources: api.WindowsContainerResources, asked: Asked) -> None:
-    resources.cpu_count = asked.cpu_count
-    resources.cpu_maximum = asked.cpu_maximum
-    resources.cpu_shares = asked.cpu_weight
-    resources.memory_limit_in_bytes = asked.memory_bytes
-    resources.rootfs_size_in_bytes = asked.rootfs_bytes
 
 
 def _mount(mount: api.Mount, volumes: Mapping[str, Sequence[Path]]) -> Mount:
