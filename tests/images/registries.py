@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,10 @@ def program(name: str, package: str) -> str:
 
 
 @contextmanager
-def docker_registry(directory: Path, **settings: Any) -> Iterator[str]:
-    """A real registry on a free loopback port; gives HOST:PORT."""
+def docker_registry(
+    directory: Path, *, inside: Sequence[str] = (), **settings: Any
+) -> Iterator[str]:
+    """A real registry on a free loopback port; gives HOST:PORT. `inside` leads to a network."""
     http = {"addr": "127.0.0.1:0", "secret": "s", **settings.pop("http", {})}
     config = {
         "version": 0.1,
@@ -80,7 +82,7 @@ def docker_registry(directory: Path, **settings: Any) -> Iterator[str]:
     guard = [program("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
     log = directory / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*guard, *command], stdout=output, stderr=output)
+        process = subprocess.Popen([*guard, *inside, *command], stdout=output, stderr=output)
     try:
         yield _address(process, log)
     finally:

@@ -1,0 +1,315 @@
+"""`winpod runtime` as crictl's users know a runtime: every verb, and both transports."""
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import windows_programs
+from tests.e2e.crictl import Crictl
+from tests.images.registries import docker_registry
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import Base
+from winpod.network.namespaces import Namespaces
+
+HYPERVISOR_2019 = "runhcs-wcow-hypervisor-17763"
+TRANSPORTS = pytest.mark.parametrize("transport", ["spdy", "websocket"])
+
+
+class Machine:
+    """A runtime in a network namespace of its own, with a registry beside it."""
+
+    def __init__(self, folder: Path, inside: Sequence[str], image: str, crictl: Crictl) -> None:
+        self.folder = folder
+        self.inside = inside
+        self.image = image
+        self.crictl = crictl
+
+    def write(self, name: str, content: Mapping[str, Any]) -> str:
+        file = self.folder / name
+        file.write_text(json.dumps(content))
+        return str(file)
+
+    @asynccontextmanager
+    async def container(self, name: str, **config: Any) -> AsyncIterator[tuple[str, str]]:
+        """A pod with one container that was started; the ids of both."""
+        pod_config = self.write(
+            "pod.json",
+            {
+                "metadata": {"name": name, "namespace": "default", "uid": name},
+                "hostname": name,
+                "log_directory": str(self.folder / "logs"),
+            },
+        )
+        container_config = self.write(
+            "container.json",
+            {
+                "metadata": {"name": "talker"},
+                "image": {"image": self.image},
+                "log_path": f"{name}.log",
+                "stdin": True,
+                **config,
+            },
+        )
+        await self.crictl("pull", self.image)
+        pod = (await self.crictl("runp", pod_config)).strip()
+        try:
+            created = await self.crictl("create", pod, container_config, pod_config)
+            container = created.strip()
+            assert (await self.crictl("start", container)).strip() == container
+            yield pod, container
+        finally:
+            await self.crictl.run("rmp", "--force", pod)
+
+    async def state(self, container: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self.crictl("inspect", container))
+        return dict(found["status"])
+
+    async def until_logged(self, name: str, words: str) -> None:
+        log = self.folder / f"logs/{name}.log"
+        async with asyncio.timeout(30):
+            while words not in log.read_text():  # noqa: ASYNC110 - a file, which tells nobody
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def machine(
+    base: Base, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Machine]:
+    def say(line: str) -> None:
+        with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(line, flush=True)
+
+    folder = tmp_path_factory.mktemp("crictl")
+    root, socket, content = folder / "root", folder / "cri.sock", folder / "content"
+    root.mkdir()
+    (root / "bases").symlink_to(base.path.parent)
+    content.mkdir()
+    shutil.copy(windows_programs.go_program(name="talker"), content / "talker.exe")
+    environment = {**os.environ, "HOME": str(folder), "WINPOD_ROOT": str(root)}
+    namespaces = Namespaces(folder / "machine")
+    inside = ["nsenter", f"--net={namespaces.create('net')}", "--"]
+    crictl = Crictl(socket, inside, environment, say)
+    winpod = [*inside, sys.executable, "-m", "winpod"]
+    try:
+        with docker_registry(folder / "registry", inside=inside) as registry:
+            image = f"{registry}/talker:1"
+            pack = ["image", "pack", str(content), "-t", image, "--cmd", "C:\\talker.exe"]
+            pack += ["--os-version", "2019", "--os-version", "2022"]
+            subprocess.run([*winpod, *pack], env=environment, check=True, capture_output=True)
+            with _runtime([*winpod, "runtime", "--socket", str(socket)], environment, folder):
+                yield Machine(folder, inside, image, crictl)
+    finally:
+        namespaces.remove("net")
+    for left in ("containers", "netns", "warm"):
+        assert list((root / "runtime" / left).glob("*")) == []
+
+
+@contextmanager
+def _runtime(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> Iterator[None]:
+    log = folder / "runtime.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        while f"unix:{folder}" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+
+
+async def test_a_pod_lives_by_crictl_alone(machine: Machine) -> None:
+    crictl = machine.crictl
+    assert "RuntimeName:  winpod" in await crictl("version")
+    conditions = json.loads(await crictl("info"))["status"]["conditions"]
+    assert {c["type"]: c["status"] for c in conditions} == {
+        "RuntimeReady": True,
+        "NetworkReady": True,
+    }
+    async with machine.container("life", annotations={"a": "b"}) as (pod, container):
+        await machine.until_logged("life", "listening")
+        images = json.loads(await crictl("images", "-o", "json"))["images"]
+        assert [image["repoTags"] for image in images] == [[machine.image]]
+        assert (await crictl("pods", "-q")).split() == [pod]
+        assert (await crictl("ps", "-q")).split() == [container]
+        seen = json.loads(await crictl("inspectp", pod))["status"]
+        assert seen["state"] == "SANDBOX_READY"
+        assert re.fullmatch(r"10\.\d+\.\d+\.\d+", seen["network"]["ip"])
+        status = await machine.state(container)
+        assert (status["state"], status["annotations"]) == ("CONTAINER_RUNNING", {"a": "b"})
+
+        ran = await crictl("exec", "-s", container, "cmd", "/c", "ver&hostname")
+        assert "Microsoft Windows 10.0.20348" in ran
+        assert "life" in ran.lower().splitlines()
+        waiting = ("cmd", "/c", "ping -n 90 127.0.0.1 >nul")
+        timed_out = await crictl.run("exec", "-s", "--timeout", "1", container, *waiting)
+        assert (timed_out.code, "DeadlineExceeded" in timed_out.err) == (1, True)
+        assert (await crictl("logs", container)).splitlines() == ["listening"]
+
+        stats = json.loads(await crictl("stats", "-o", "json", container))["stats"]
+        assert [s["attributes"]["id"] for s in stats] == [container]
+        assert int(stats[0]["memory"]["workingSetBytes"]["value"]) > 1 << 20
+        pods = json.loads(await crictl("statsp", "-o", "json", "--id", pod))["stats"]
+        assert int(pods[0]["windows"]["process"]["processCount"]["value"]) > 0
+
+        assert (await crictl("update", "--memory", str(768 << 20), container)).strip() == container
+        resources = (await machine.state(container))["resources"]["windows"]
+        assert int(resources["memoryLimitInBytes"]) == 768 << 20
+
+        await crictl("stop", "--timeout", "5", container)
+        status = await machine.state(container)
+        assert status["state"] == "CONTAINER_EXITED"
+        assert (await crictl("ps", "-q")).split() == []
+        assert (await crictl("ps", "-aq")).split() == [container]
+        await crictl("rm", container)
+        assert (await crictl("ps", "-aq")).split() == []
+        await crictl("stopp", pod)
+        assert json.loads(await crictl("inspectp", pod))["status"]["state"] == "SANDBOX_NOTREADY"
+        await crictl("rmp", pod)
+        assert (await crictl("pods", "-q")).split() == []
+    await crictl("rmi", machine.image)
+    assert json.loads(await crictl("images", "-o", "json"))["images"] == []
+
+
+@TRANSPORTS
+async def test_exec_is_joined(machine: Machine, transport: str) -> None:
+    crictl, way = machine.crictl, ("--transport", transport)
+    async with machine.container("exec") as (_, container):
+        command = ("cmd", "/c", "echo out&echo err>&2&exit 7")
+        ran = await crictl.run("exec", *way, container, *command)
+        assert (ran.out.strip(), ran.err.splitlines()[0].strip()) == ("out", "err")
+        assert ran.code != 0
+        assert "7" in ran.err.splitlines()[-1]
+        said = await crictl("exec", "-i", *way, container, "C:\\talker.exe", stdin=b"hello\n")
+        assert said == "listening\nheard hello\nno more input\n"
+
+
+@TRANSPORTS
+async def test_a_terminal_is_joined(machine: Machine, transport: str) -> None:
+    async with machine.container("terminal") as (_, container):
+        arguments = ("exec", "-it", "--transport", transport, container, "cmd")
+        async with (
+            asyncio.timeout(60),
+            terminal() as (ours, theirs),
+            machine.crictl.running(*arguments, terminal=theirs) as process,
+        ):
+            await ours.until("C:\\>")
+            ours.type("ver\r")
+            await ours.until("Microsoft Windows 10.0.20348")
+            await ours.until("C:\\>")
+            ours.type("exit\r")
+            assert await process.wait() == 0
+
+
+@TRANSPORTS
+async def test_attach_is_joined(machine: Machine, transport: str) -> None:
+    async with machine.container(f"attach-{transport}") as (_, container):
+        await machine.until_logged(f"attach-{transport}", "listening")
+        arguments = ("attach", "-i", "--transport", transport, container)
+        async with machine.crictl.running(*arguments) as process, asyncio.timeout(60):
+            assert process.stdin
+            assert process.stdout
+            await asyncio.sleep(1)
+            process.stdin.write(b"hello\n")
+            assert await process.stdout.readline() == b"heard hello\n"
+            process.stdin.write(b"exit 9\n")
+            assert await process.wait() == 0
+        assert (await machine.state(container))["exitCode"] == 9
+
+
+@TRANSPORTS
+async def test_a_port_is_forwarded(machine: Machine, transport: str) -> None:
+    name, command = f"forward-{transport}", ["C:\\talker.exe", "127.0.0.1:8080"]
+    async with machine.container(name, command=command) as (pod, _):
+        await machine.until_logged(name, "serving")
+        arguments = ("port-forward", "--transport", transport, pod, "18080:8080")
+        async with machine.crictl.running(*arguments) as process, asyncio.timeout(60):
+            assert process.stdout
+            assert b"Forwarding from 127.0.0.1:18080" in await process.stdout.readline()
+            curl = ("curl", "--silent", "http://127.0.0.1:18080/path")
+            done = await asyncio.create_subprocess_exec(
+                *machine.inside, *curl, stdout=asyncio.subprocess.PIPE
+            )
+            answer, _ = await done.communicate()
+            assert answer == b"/path from Windows"
+
+
+async def test_logs_are_followed_to_the_end(machine: Machine) -> None:
+    crictl = machine.crictl
+    async with machine.container("logs") as (_, container):
+        async with crictl.running("logs", "-f", container) as following, asyncio.timeout(60):
+            assert following.stdout
+            assert await following.stdout.readline() == b"listening\n"
+            async with crictl.running("attach", "-i", container) as attached:
+                assert attached.stdin
+                await asyncio.sleep(1)
+                attached.stdin.write(b"one\ntwo\n")
+                assert await following.stdout.readline() == b"heard one\n"
+                (machine.folder / "logs/logs.log").rename(machine.folder / "logs/logs.log.1")
+                await crictl("logs", "--reopen", container)
+                attached.stdin.write(b"three\nexit 0\n")
+                left = (await following.stdout.read()).decode().splitlines()
+            assert await following.wait() == 0
+        assert left[:1] == ["heard two"]
+        assert (await crictl("logs", "--tail", "1", container)).strip() == "heard three"
+
+
+async def test_one_name_for_two_handlers_is_two_images(machine: Machine) -> None:
+    """crictl has no flag for handlers; it shows them, and removes both."""
+    await machine.crictl("pull", machine.image)
+    client = Client(f"unix:{machine.folder}/cri.sock")
+    spec = api.ImageSpec(image=machine.image, runtime_handler=HYPERVISOR_2019)
+    await client.call("PullImage", api.PullImageRequest(image=spec))
+    await client.close()
+    images = json.loads(await machine.crictl("images", "-o", "json"))["images"]
+    handlers = {image["spec"]["runtimeHandler"] for image in images}
+    assert handlers == {"runhcs-wcow-process", HYPERVISOR_2019}
+    await machine.crictl("rmi", *(image["id"] for image in images))
+    assert json.loads(await machine.crictl("images", "-o", "json"))["images"] == []
+
+
+class Terminal:
+    """The person's side of one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    async def until(self, words: str) -> None:
+        while words not in self._seen:
+            data = await asyncio.to_thread(os.read, self._descriptor, 65536)
+            self._seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+        self._seen = self._seen.partition(words)[2]
+
+
+@asynccontextmanager
+async def terminal() -> AsyncIterator[tuple[Terminal, int]]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    try:
+        yield Terminal(ours), theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
