@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
 
-.PHONY: demo demo-run test lint unit e2e bench docs proto lock clean
+.PHONY: demo demo-run test lint unit e2e conformance bench docs proto lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -46,6 +46,11 @@ e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
 	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils
 	$(BIN)/pytest tests/e2e
+
+conformance: $(READY)
+	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \
+	  containernetworking-plugins
+	$(BIN)/python -m tests.conformance
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.check

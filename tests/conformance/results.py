@@ -73,4 +73,4 @@ def summary(specs: Sequence[Spec]) -> str:
     passed = sum(spec.passed for spec in specs)
     exceptions = sum(spec.result == "exception" for spec in specs)
     failed = len(specs) - passed - exceptions
-    return f"{len(specs)} specs: {passed} passed, {exceptions} exceptions, {failed} failed"
+    return f"{len(specs)} specs: {passed} passed, {failed} failed, exceptions: {exceptions}"
