@@ -60,8 +60,10 @@ def _runtime(work: Path, base: Base) -> Iterator[None]:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         asyncio.run(_until_it_answers(process, work))
-        yield
-        asyncio.run(_remove_what_is_left(work))
+        try:
+            yield
+        finally:
+            asyncio.run(_remove_what_is_left(work))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_PATIENCE)
