@@ -1,12 +1,16 @@
 """The control group of a shell: limits set while it runs, and what it has used.
 
-The OCI runtime makes and removes it. Both layouts of the kernel are known: one directory for all
-(version 2), or one for each controller (version 1); a limit that the machine has no controller for
-is left out.
+The OCI runtime makes it, and removes it where nobody has killed it meanwhile. Both layouts of the
+kernel are known: one directory for all (version 2), or one for each controller (version 1); a limit
+that the machine has no controller for is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +21,7 @@ PARENT = "winpod"
 MEMORY = 4 << 30
 _ROOT = Path("/sys/fs/cgroup")
 _NO_QUOTA = -1
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,26 @@ def set_limits(name: str, limits: Enforced, device: str = "") -> None:
         place = _folder(controller, name) / file
         if place.exists():
             place.write_text(text)
+
+
+def remove_group(name: str) -> None:
+    """Whatever is there of it, with all that runs in it."""
+    folders = (_ROOT / PARENT / name, *_ROOT.glob(f"*/{PARENT}/{name}"))
+    deadline = time.monotonic() + _PATIENCE
+    while left := [folder for folder in folders if folder.is_dir()]:
+        for folder in left:
+            _kill_all(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+def _kill_all(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def read_usage(name: str) -> Counted:

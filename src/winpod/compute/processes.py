@@ -1,10 +1,16 @@
-"""Processes that outlive this one: known by the numbers they left in files."""
+"""Processes that outlive this one: known by the numbers they left in files, or by their words."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import time
+from collections.abc import Collection, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 def read_pid(file: Path) -> int | None:
@@ -41,3 +47,40 @@ async def until_gone(pid: int) -> None:
 def _settle(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
+
+
+async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Work that is not left half-way when nobody waits for it any longer."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        raise
+
+
+def wait_for_orphans(folder: Path, beginnings: Collection[str], seconds: float) -> None:
+    """Until no process has such a beginning of its command line, and a file of the folder in it.
+
+    What a killed process had begun goes on without it, and would make what nobody knows of.
+    """
+    deadline = time.monotonic() + seconds
+    while any(_is_about(folder, line, beginnings) for line in _command_lines()):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+
+
+def _is_about(folder: Path, line: list[str], beginnings: Collection[str]) -> bool:
+    begins = f"{Path(line[0]).name} {' '.join(line[1:])} "
+    return begins.startswith(tuple(f"{one} " for one in beginnings)) and f"{folder}/" in begins
+
+
+def _command_lines() -> list[list[str]]:
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(os.fsdecode(file.read_bytes()).split("\0"))
+    return lines

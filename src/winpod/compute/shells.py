@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from winpod.compute import disks
+from winpod.compute import cgroups, disks
 from winpod.compute.agent import Agent
 from winpod.compute.errors import AgentGone, ShellFailed
 from winpod.compute.machine import has_user_namespaces, reachable, release
 from winpod.compute.native import with_socket
-from winpod.compute.processes import read_pid, until_gone
+from winpod.compute.processes import read_pid, to_its_end, until_gone, wait_for_orphans
 from winpod.compute.shell import IDS, Shell, shell_spec
 from winpod.images.base import Base, prepare_prefix
 from winpod.windows.builds import Build
@@ -35,6 +35,7 @@ from winpod.windows.users import ADMINISTRATOR, User
 BOOT_SECONDS = 60.0
 QUIET_SECONDS = 1.0
 _FIRST_RANGE, _LAST_RANGE = 0x6000, 0x7FFF
+_ORPHANS = ("wproxy listen", "runc", "mkfs.ext4", "mount")
 _log = logging.getLogger(__name__)
 
 
@@ -54,17 +55,21 @@ class Room:
 
     @property
     def id(self) -> str:
-        return (self.folder / "id").read_text()
+        """Empty for one that was never begun."""
+        file = self.folder / "id"
+        return file.read_text() if file.exists() else ""
 
     @property
     def first_id(self) -> int:
-        return int((self.folder / "first_id").read_text())
+        """0 for one that was never begun, or has no user namespace."""
+        file = self.folder / "first_id"
+        return int(file.read_text() or 0) if file.exists() else 0
 
     @property
     def pid(self) -> int | None:
         """Of the shell's first process, while it lives."""
         pid = read_pid(self.folder / "shell.pid")
-        return pid if pid and _is_shell(pid, self.id) else None
+        return pid if pid and self.id and _is_shell(pid, self.id) else None
 
 
 class Shells:
@@ -78,13 +83,14 @@ class Shells:
         self._ready: list[Room] = []
         self._filling: asyncio.Task[None] | None = None
         self._taken_at = 0.0
+        wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
         self._with_users = has_user_namespaces(root)
         self._rootfs = reachable(base.rootfs, root) if self._with_users else base.rootfs
         self._ranges = {room.first_id // IDS for room in self._rooms()}
 
     def _rooms(self) -> list[Room]:
         found = (self._root.glob(f"{kind}/*/shell") for kind in ("containers", "sandboxes"))
-        return [Room(folder) for each in found for folder in each if (folder / "first_id").exists()]
+        return [Room(folder) for each in found for folder in each]
 
     @property
     def waiting(self) -> Sequence[Room]:
@@ -142,11 +148,14 @@ class Shells:
     ) -> Room:
         """A shell in this directory; where that fails, nothing is left."""
         try:
-            room = await asyncio.to_thread(self._prepare, folder, user, netns, disk_bytes)
-            await self._run(room)
+            return await to_its_end(self._boot(folder, user, netns, disk_bytes))
         except BaseException:
             await asyncio.shield(self.end(folder))
             raise
+
+    async def _boot(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
+        room = await asyncio.to_thread(self._prepare, folder, user, netns, disk_bytes)
+        await self._run(room)
         return room
 
     def _prepare(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
@@ -213,16 +222,17 @@ class Shells:
         if not _is_there(folder):
             return
         room = Room(folder)
-        if _is_there(folder / "id"):
+        if id_ := room.id:
             await self.kill(folder)
             process = await asyncio.create_subprocess_exec(
-                *self._runc("delete", "--force", room.id),
+                *self._runc("delete", "--force", id_),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
             )
             await process.wait()
+            await asyncio.to_thread(cgroups.remove_group, id_)
         await asyncio.to_thread(disks.remove_disk, folder)
-        number = room.first_id // IDS if _is_there(folder / "first_id") else 0
+        number = room.first_id // IDS
         await asyncio.to_thread(shutil.rmtree, folder)
         self._ranges.discard(number)
 
