@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance.results import EXCEPTIONS, Spec, read_report, summary, table
 
-EXCEPTION = next(iter(EXCEPTIONS))
+EXCEPTION, KNOWN = next(iter(EXCEPTIONS.items()))
 
 
 def report(state: str, message: str = "", kind: str = "It") -> dict[str, Any]:
@@ -43,22 +43,24 @@ def test_a_spec_that_skips_itself_is_read_and_not_expected(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "expected"),
+    ("spec", "expected"),
     [
-        ("any", "passed", True),
-        ("any", "failed", False),
-        ("any", "panicked", False),
-        (EXCEPTION, "failed", True),
-        (EXCEPTION, "passed", False),
-        (EXCEPTION, "timedout", False),
+        (Spec("any", "passed"), True),
+        (Spec("any", "failed"), False),
+        (Spec("any", "panicked"), False),
+        (Spec(EXCEPTION, "failed", f"{KNOWN.message}\nExpected"), True),
+        (Spec(EXCEPTION, "failed", "for another reason"), False),
+        (Spec(EXCEPTION, "passed"), False),
+        (Spec(EXCEPTION, "timedout", KNOWN.message), False),
     ],
 )
-def test_only_exceptions_fail_and_they_must(name: str, state: str, expected: bool) -> None:
-    assert Spec(name, state).is_as_expected is expected
+def test_only_exceptions_fail_and_they_must_for_their_reason(spec: Spec, expected: bool) -> None:
+    assert spec.is_as_expected is expected
 
 
 def test_the_table_gives_the_reason_of_every_exception() -> None:
-    specs = [Spec("any", "passed"), Spec(EXCEPTION, "failed"), Spec("other", "failed")]
-    assert EXCEPTIONS[EXCEPTION] in table(specs)
+    specs = [Spec("any", "passed"), Spec(EXCEPTION, "failed", KNOWN.message)]
+    specs += [Spec("other", "failed")]
+    assert KNOWN.reason in table(specs)
     assert "| other | failed |" in table(specs)
     assert summary(specs) == "3 specs: 1 passed, 1 failed, exceptions: 1"
