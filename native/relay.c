@@ -200,7 +200,7 @@ static bool take_frame(struct opening *opening)
     } else if (type == EXIT) {
         opening->exited = true;
     } else {
-        if (type == FAILED && size > 4)
+        if (type == FAILED && size > 4 && opening->state == ASKED)
             snprintf(refusal, sizeof refusal, "%.*s\n", (int)size - 4, (char *)payload + 4);
         end(opening);
         return false;

@@ -3,23 +3,25 @@
 A command line is one of: `say TEXT`, `cry TEXT` (to the errors), `exit CODE`, `copy` (input to
 output, taken piece by piece), `both` (as copy, but pieces that begin with ! are errors), `deaf`
 (takes no input), `flood BYTES` (as credit allows), `wait` (for a signal, then exits with its kind),
-`show` (the decoded start), `fail CODE`, `nonsense` (breaks the protocol), `huge` (announces a frame
-that is too large), `die` (ends the agent).
+`show` (the decoded start), `fail CODE`, `nonsense` (breaks the protocol), `garble SEED` (frames of
+all kinds, at random), `huge` (announces a frame that is too large), `half` (ends the agent in the
+middle of a frame), `die` (ends the agent).
+
+A named pipe is one of: `echo` (opened once, sends back what it gets), `refused`, `garble SEED`.
 """
 
 import os
+import random
 import struct
 import sys
 
-START, INPUT, INPUT_END, SIGNAL, RESIZE, PROCESSES, REGISTRY, PING, CREDIT, CLOSE = (
-    *range(1, 9),
-    32,
-    33,
-)
-STARTED, OUTPUT, ERRORS, EXIT, FAILED, WINDOW, PROCESS_LIST, DONE = range(65, 73)
+START, INPUT, INPUT_END, SIGNAL, RESIZE, PROCESSES, REGISTRY, PING, PIPE, TAKEN = range(1, 11)
+CREDIT, CLOSE = 32, 33
+STARTED, OUTPUT, ERRORS, EXIT, FAILED, WINDOW, PROCESS_LIST, DONE, CONNECTED = range(65, 74)
 OUTPUT_WINDOW, CHUNK, HEADER = 128 << 10, 32 << 10, 5
 
 programs: dict[int, "Pretended"] = {}
+opened: set[str] = set()
 
 
 class Pretended:
@@ -48,10 +50,34 @@ class Pretended:
                 self.flow()
             case "nonsense":
                 self.send(200, b"what")
+            case "garble":
+                self.garble()
+            case "half":
+                os.write(1, struct.pack("<IBI", 100, OUTPUT, self.session) + b"half")
+                os._exit(3)
             case "huge":
                 os.write(1, struct.pack("<IBI", 1 << 31, OUTPUT, self.session))
             case "die":
                 os._exit(3)
+
+    def open(self) -> None:
+        if self.name == "refused":
+            self.send(FAILED, struct.pack("<I", 5) + b"Access is denied.")
+            return
+        self.send(DONE, b"")
+        if self.name in opened:
+            return
+        opened.add(self.name)
+        self.send(CONNECTED, b"")
+        if self.name == "garble":
+            self.garble()
+
+    def garble(self) -> None:
+        chosen = random.Random(self.rest)
+        kinds = (OUTPUT, OUTPUT, ERRORS, WINDOW, EXIT, FAILED, DONE, CONNECTED, 0, 255)
+        for _ in range(40):
+            size = chosen.choice((0, 1, 3, 4, 5, 600, CHUNK, CHUNK + 1, 100_000))
+            self.send(chosen.choice(kinds), chosen.randbytes(size))
 
     def flow(self) -> None:
         while self.left and self.credit > HEADER:
@@ -63,13 +89,13 @@ class Pretended:
 
     def take(self, kind: int, payload: bytes) -> None:
         match kind:
-            case 2 if self.name == "copy":
+            case 2 if self.name in ("copy", "echo"):
                 self.send(OUTPUT, payload)
                 self.send(WINDOW, struct.pack("<I", len(payload)))
             case 2 if self.name == "both":
                 self.send(ERRORS if payload.startswith(b"!") else OUTPUT, payload)
                 self.send(WINDOW, struct.pack("<I", len(payload)))
-            case 3 if self.name in ("copy", "both"):
+            case 3 if self.name in ("copy", "both", "echo"):
                 self.exit(0)
             case 4 if self.name in ("wait", "deaf"):
                 self.send(OUTPUT, f"signal {payload[0]}\n".encode())
@@ -113,6 +139,9 @@ def main() -> None:
             line = payload[9 : 9 + 2 * units - 2].decode("utf-16-le")
             programs[session] = Pretended(session, line, payload)
             programs[session].begin()
+        elif kind == PIPE:
+            programs[session] = Pretended(session, payload[4:-2].decode("utf-16-le"), payload)
+            programs[session].open()
         elif kind in (PING, REGISTRY):
             send(session, DONE)
         elif kind == PROCESSES:

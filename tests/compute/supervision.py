@@ -26,6 +26,11 @@ def until(what: Callable[[], object], seconds: float = 10) -> None:
 def create(folder: Path, program: Program, **streams: int) -> subprocess.Popen[bytes]:
     """wproxy as conmon calls it, its streams the caller's."""
     (folder / "start").write_bytes(program.encode())
+    return call(folder, **streams)
+
+
+def call(folder: Path, **streams: int) -> subprocess.Popen[bytes]:
+    """For the start that is in the bundle."""
     command = [str(native_program(WPROXY)), "create", "--bundle", str(folder)]
     command += ["--no-pivot", "--pid-file", str(folder / "pid"), "an-id"]
     pipe = subprocess.PIPE

@@ -24,6 +24,7 @@ from winpod.compute.agent import (
     Signal,
     Size,
     Stream,
+    pipe_request,
 )
 from winpod.compute.errors import AgentGone, WindowsError
 from winpod.compute.logs import reopen_log
@@ -408,6 +409,7 @@ async def test_no_frame_however_broken_ends_the_agent(shell: Shell) -> None:
     whole = {
         1: Program("cmd /c exit", environment={"A": "b"}).encode(),
         7: RegistryChange("Software\\broken", "value", b"1\0").encode(),
+        9: pipe_request("broken"),
     }
     for _ in range(400):
         kind = chance.randrange(1, 32)
@@ -417,6 +419,9 @@ async def test_no_frame_however_broken_ends_the_agent(shell: Shell) -> None:
                 payload[chance.randrange(len(payload))] = chance.choice((0, 1, 127, 255))
         cut = bytes(payload[: chance.randrange(len(payload) + 1)])
         _, writer = await asyncio.open_unix_connection(shell.agent.path)
+        if chance.random() < 0.3:
+            pipe = pipe_request("waits")
+            writer.write(struct.pack("<IB", len(pipe), 9) + pipe)
         writer.write(struct.pack("<IB", len(cut), kind) + cut)
         await writer.drain()
         writer.close()
