@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -82,6 +83,7 @@ class Sandboxes:
         self._stop_container = stop_container
         self._remove_container = remove_container
         self._changed = changed
+        self._ending: dict[str, asyncio.Lock] = {}
 
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
         handler = self._handlers.get(request.runtime_handler)
@@ -137,7 +139,8 @@ class Sandboxes:
         self, request: api.StopPodSandboxRequest
     ) -> api.StopPodSandboxResponse:
         if sandbox := self._maybe(request.pod_sandbox_id):
-            await self._stop(sandbox)
+            async with self._alone(sandbox):
+                await self._stop(sandbox)
         return api.StopPodSandboxResponse()
 
     async def _stop(self, sandbox: Sandbox) -> None:
@@ -152,10 +155,19 @@ class Sandboxes:
         self, request: api.RemovePodSandboxRequest
     ) -> api.RemovePodSandboxResponse:
         if sandbox := self._maybe(request.pod_sandbox_id):
-            await self._stop(sandbox)
-            self._state.save(sandbox, phase=Phase.REMOVING)
-            await self._finish_removal(sandbox)
+            async with self._alone(sandbox):
+                await self._stop(sandbox)
+                self._state.save(sandbox, phase=Phase.REMOVING)
+                await self._finish_removal(sandbox)
         return api.RemovePodSandboxResponse()
+
+    @asynccontextmanager
+    async def _alone(self, sandbox: Sandbox) -> AsyncIterator[None]:
+        """Who ends a sandbox that somebody else is ending comes after them."""
+        async with self._ending.setdefault(sandbox.id, asyncio.Lock()):
+            yield
+        if sandbox.id not in self._state.sandboxes:
+            self._ending.pop(sandbox.id, None)
 
     async def _finish_removal(self, sandbox: Sandbox) -> None:
         containers = self._state.containers_of(sandbox)
