@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -101,6 +102,17 @@ static void open_terminal(void)
     dup2(slave, 1);
     dup2(slave, 2);
     close(slave);
+}
+
+/* Until nobody holds the program back who wants all of its output. A holder that dies lets go. */
+static void wait_for_attached(void)
+{
+    int hold = openat(bundle, "hold", O_RDONLY | O_CLOEXEC);
+    if (hold < 0)
+        return;
+    while (flock(hold, LOCK_EX) && errno == EINTR)
+        ;
+    close(hold);
 }
 
 static void start_program(void)
@@ -399,6 +411,7 @@ int main(int count, char **arguments)
             refuse("The log cannot be opened", strerror(errno));
         if (given.console)
             open_terminal();
+        wait_for_attached();
         start_program();
         close(report);
         carry(signals);

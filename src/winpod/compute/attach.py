@@ -2,12 +2,14 @@
 
 conmon has them, and answers at a socket in the container's folder: a packet's first byte names the
 stream. conmon waits for whoever does not read, and the program then waits for conmon: one that
-attaches reads on or leaves. What was written before is in the log only.
+attaches reads on or leaves. What was written before is in the log only; who attaches before the
+start misses nothing, because wproxy starts no program while the folder's `hold` is locked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -19,6 +21,7 @@ from winpod.windows.errors import Unavailable
 _STREAMS = {2: Stream.OUTPUT, 3: Stream.ERRORS}
 _LONGEST_PACKET = 64 << 10
 _INPUT_PACKET = 8 << 10
+_POLL_SECONDS = 0.005
 
 
 class AttachFailed(Unavailable):
@@ -35,6 +38,22 @@ class Attached:
     def __init__(self, connection: socket.socket, control: Path) -> None:
         self._connection = connection
         self._control = control
+
+    @classmethod
+    async def before_start(cls, folder: Path) -> Attached:
+        """Waits for the container to be started, and keeps its program back until it is joined."""
+        hold = os.open(folder / "hold", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(hold, fcntl.LOCK_SH)
+            while True:
+                try:
+                    return await cls.to(folder)
+                except AttachFailed:
+                    if not os.fstat(hold).st_nlink:
+                        raise
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            os.close(hold)
 
     @classmethod
     async def to(cls, folder: Path) -> Attached:

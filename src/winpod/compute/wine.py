@@ -198,7 +198,9 @@ class WineBackend:
         return await _agent(folder).start(program)
 
     async def attach(self, container: str) -> Attached:
-        return await Attached.to(self._folder(container))
+        folder = self._folder(container)
+        started = (folder / "conmon.pid").exists()
+        return await (Attached.to(folder) if started else Attached.before_start(folder))
 
     def _folder(self, container: str) -> Path:
         return self._root / "containers" / container

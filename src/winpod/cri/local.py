@@ -5,6 +5,7 @@ A simulated one needs no Wine base, no root and no network, and its containers e
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from winpod.compute.simulated import SimulatedBackend
 from winpod.compute.wine import WineBackend
 from winpod.cri.sandboxes import Networks
 from winpod.cri.server import Parts, Server
+from winpod.cri.serving import IDLE_SECONDS, own_directory, read_serving
 from winpod.cri.settings import SOCKET, Compute, RuntimeSettings
 from winpod.cri.state import State
 from winpod.images.base import find_base
@@ -36,6 +38,7 @@ from winpod.windows.handlers import KNOWN, Handlers
 _log = logging.getLogger(__name__)
 
 __all__ = ["SOCKET", "Place", "RuntimeBusy", "assembled"]
+_PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Place:
 
     @property
     def own(self) -> Path:
-        return self.root / "runtime"
+        return own_directory(self.root)
 
     @property
     def is_simulated(self) -> bool:
@@ -64,13 +67,9 @@ class RuntimeBusy(Unavailable):
 
 @asynccontextmanager
 async def assembled(place: Place) -> AsyncIterator[Server]:
+    """All of it; waits a little for a runtime that is just ending."""
     place.own.mkdir(parents=True, exist_ok=True)
-    lock = FileLock.try_take(place.own / "lock")
-    if lock is None:
-        raise RuntimeBusy(
-            f"Another winpod runs containers in {place.root} at the moment.",
-            "Wait for it, or start `winpod runtime`, which runs many at once.",
-        )
+    lock = await _locked(place)
     try:
         backend, networks = _simulated(place) if place.is_simulated else _real(place)
         state = State(place.own / "state.db")
@@ -82,6 +81,20 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
         state.close()
     finally:
         lock.release()
+
+
+async def _locked(place: Place) -> FileLock:
+    for _ in range(_PATIENCE * 20):
+        if lock := FileLock.try_take(place.own / "lock"):
+            return lock
+        await asyncio.sleep(0.05)
+    serving = read_serving(place.root)
+    who = f"the process {serving.process}" if serving else "another process"
+    raise RuntimeBusy(
+        f"{place.root} has a runtime already, {who}.",
+        "Use it, or end it first: one that a command started in the background ends by itself "
+        f"after {IDLE_SECONDS} seconds without work.",
+    )
 
 
 def _simulated(place: Place) -> tuple[Backend, Networks]:

@@ -61,8 +61,8 @@ class Unimplemented(WinpodError):
         super().__init__(f"{method} is not something this runtime does.")
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_OPTIONS)
+def new_server(*interceptors: grpc.aio.ServerInterceptor[Any, Any]) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
 
 
 def add_service(

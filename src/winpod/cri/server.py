@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from pathlib import Path
 import grpc.aio
 
 from winpod.compute.backend import Backend
+from winpod.cri.activity import Activity
 from winpod.cri.containers import Containers
+from winpod.cri.ended import Ended
 from winpod.cri.images import ImageService
 from winpod.cri.metrics import Metrics
+from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import IMAGE, RUNTIME, add_service, new_server
 from winpod.cri.runtime import Runtime
 from winpod.cri.sandboxes import Networks, Sandboxes
-from winpod.cri.state import State
+from winpod.cri.state import Sandbox, State
 from winpod.cri.stats import Stats
 from winpod.cri.streams import Streams
 from winpod.cri.usage import Meter
@@ -56,7 +60,7 @@ class Server:
         self._runtime = Runtime(state, parts.host, parts.handlers, backend, parts.networks)
         self._ready = False
         cpus = len(os.sched_getaffinity(0))
-        changed = self._runtime.changed
+        changed = self._changed
         self._containers = Containers(
             state, backend, parts.store, parts.host, parts.handlers, cpus, changed
         )
@@ -72,9 +76,11 @@ class Server:
         images = ImageService(
             parts.store, parts.puller, parts.host, parts.handlers, self._sandboxes.handler_of
         )
-        self._server = new_server()
+        self._ended = Ended(state, self._sandboxes)
+        self._activity = Activity()
+        self._server = new_server(self._activity)
         meter = Meter(state, backend, parts.networks)
-        self._streams = Streams(state, backend, parts.networks)
+        self._streams = Streams(state, backend, parts.networks, self._activity)
         calls = (
             self._runtime,
             self._sandboxes,
@@ -85,6 +91,13 @@ class Server:
         )
         add_service(self._server, RUNTIME, *calls, ready=lambda: self._ready)
         add_service(self._server, IMAGE, images, ready=lambda: self._ready)
+
+    def _changed(self, id_: str, kind: api.ContainerEventType, sandbox: Sandbox) -> None:
+        self._runtime.changed(id_, kind, sandbox)
+        if id_ != sandbox.id and kind == api.CONTAINER_STOPPED_EVENT:
+            self._ended.look(sandbox)
+        elif id_ != sandbox.id and kind == api.CONTAINER_DELETED_EVENT:
+            self._ended.delete_log(id_, sandbox)
 
     async def start(self, *addresses: str) -> None:
         """Listen at `unix:PATH` and `HOST:PORT`, and return when everything is found again.
@@ -97,16 +110,25 @@ class Server:
         await self._server.start()
         await self._containers.recover()
         await self._sandboxes.recover()
+        await self._ended.recover()
         await self._backend.open([*self._state.sandboxes, *self._state.containers])
         self._ready = True
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
 
+    async def until_idle(self, seconds: float) -> None:
+        """Until nobody has asked for anything for that long, and nothing is to be removed."""
+        await self._activity.until_idle(seconds)
+        while self._ended.awaits:
+            await asyncio.sleep(1)
+            await self._activity.until_idle(seconds)
+
     async def stop(self) -> None:
         """Calls under way may end; containers go on."""
         await self._server.stop(grace=5)
         await self._streams.stop()
+        await self._ended.finish()
         self._containers.close()
         await self._backend.close()
 

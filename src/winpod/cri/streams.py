@@ -14,10 +14,11 @@ from ipaddress import ip_address
 from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.backend import Backend, Executed, Joined
 from winpod.cri import streaming
+from winpod.cri.activity import Activity
 from winpod.cri.containers import NotRunning, running_container
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import Networks
-from winpod.cri.state import Phase, Sandbox, State
+from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.streaming import ByteReader, StreamingServer
 from winpod.windows.errors import InvalidInput, WinpodError
 
@@ -29,9 +30,11 @@ _LOOPBACK = "127.0.0.1"
 class Streams:
     """The calls that answer a URL, and the server behind those."""
 
-    def __init__(self, state: State, backend: Backend, networks: Networks) -> None:
+    def __init__(
+        self, state: State, backend: Backend, networks: Networks, activity: Activity
+    ) -> None:
         self._state = state
-        self._server = StreamingServer(Joints(state, backend, networks))
+        self._server = StreamingServer(Joints(state, backend, networks), during=activity.one)
 
     async def start(self, addresses: Sequence[str]) -> None:
         """Listen where clients of these addresses of the CRI can reach it."""
@@ -55,8 +58,10 @@ class Streams:
         return api.ExecResponse(url=url)
 
     async def attach(self, request: api.AttachRequest) -> api.AttachResponse:
+        """Also to a container that is still to be started, whose first output is then not lost."""
+        id_ = request.container_id
         url = self._server.attach_url(
-            self._running(request.container_id),
+            attachable_container(self._state, id_).id if id_ else "",
             stdin=request.stdin,
             stdout=request.stdout,
             stderr=request.stderr,
@@ -100,7 +105,7 @@ class Joints:
     async def attach(self, container_id: str, io: streaming.Streams, *, tty: bool) -> None:
         """The container has a terminal or has none, whatever a client says."""
         del tty
-        container = running_container(self._state, container_id)
+        container = attachable_container(self._state, container_id)
         stdin = io.stdin if container.known.stdin else None
         async with await self._backend.attach(container.id) as program:
             await _carry(program, io, stdin=stdin, patience=ATTACH_PATIENCE)
@@ -122,6 +127,13 @@ class TooSlow(WinpodError):
             "the container waits for nobody longer.",
             "Attach again; the log has what was missed.",
         )
+
+
+def attachable_container(state: State, id_: str) -> Container:
+    container = state.container(id_)
+    if container.phase in (Phase.CREATED, Phase.STARTING):
+        return container
+    return running_container(state, id_)
 
 
 def ready_sandbox(state: State, id_: str) -> Sandbox:

@@ -7,6 +7,7 @@ does nothing, and whatever happens, a client gets a sentence and never a traceba
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from ipaddress import ip_address
 
 from aiohttp import hdrs, web
@@ -40,8 +41,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class StreamingServer:
     """Start it, ask it for URLs, close it. Closing ends every session it serves."""
 
-    def __init__(self, backend: Backend, *, idle_timeout: float = IDLE_TIMEOUT) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        idle_timeout: float = IDLE_TIMEOUT,
+        during: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`during` is entered for as long as a session goes on."""
         self._backend = backend
+        self._during = during
         self._idle_timeout = idle_timeout
         self._tokens = Tokens()
         self._sessions: set[asyncio.Task[object]] = set()
@@ -142,7 +151,8 @@ class StreamingServer:
             session = asyncio.create_task(self._serve(http, request))
             self._sessions.add(session)
             session.add_done_callback(self._sessions.discard)
-            return await session
+            with self._during():
+                return await session
 
         return handle
 

@@ -1,0 +1,11 @@
+"""Labels by which `winpod run` tells the runtime what is to become of a pod."""
+
+RUN_LABEL = "winpod.dev/run"
+"""The pod has one container and is not needed without it; the value is its name."""
+
+REMOVE_LABEL = "winpod.dev/remove-when-ended"
+PORTS_ANNOTATION = "winpod.dev/ports"
+"""The published ports, for people."""
+
+STDIO_ANNOTATION = "winpod.dev/stdio"
+"""Whether the program has input and a terminal, which no status tells: `stdin tty`."""

@@ -1,0 +1,220 @@
+"""The runtime of a root, found by its clients, who start one in the background where there is none.
+
+A root has one runtime and one host build. A runtime that serves says so in a file; one that was
+killed leaves the file behind, so whoever reads it asks at the socket. Two clients that find nobody
+start one runtime: the second waits for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client, RemoteError
+from winpod.images.store_lock import FileLock
+from winpod.windows.builds import Build, parse_build
+from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+
+IDLE_SECONDS = 120
+_START_SECONDS = 60
+_ANSWER_SECONDS = 20
+_LOG_LIMIT = 1024 * 1024
+_LONGEST_SOCKET = 107
+
+
+def own_directory(root: Path) -> Path:
+    return root / "runtime"
+
+
+def log_directory(root: Path) -> Path:
+    """Where the containers of `winpod run` have their logs."""
+    return own_directory(root) / "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a runtime says of itself; `background` tells that a client started it."""
+
+    socket: str
+    host: str
+    process: int
+    background: bool
+
+    def write(self, root: Path) -> None:
+        file = _file(root)
+        new = file.with_suffix(f".{self.process}")
+        new.write_text(json.dumps(asdict(self)))
+        new.replace(file)
+
+    def withdraw(self, root: Path) -> None:
+        if read_serving(root) == self:
+            _file(root).unlink(missing_ok=True)
+            Path(self.socket).unlink(missing_ok=True)
+
+    @property
+    def build(self) -> Build:
+        return parse_build(self.host)
+
+
+def read_serving(root: Path) -> Serving | None:
+    try:
+        return Serving(**json.loads(_file(root).read_text()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+
+
+def _file(root: Path) -> Path:
+    return own_directory(root) / "serving.json"
+
+
+class OtherHostBuild(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, root: Path, serving: Serving, wanted: Build) -> None:
+        super().__init__(
+            f"The runtime of {root} is {serving.build.describe()} and runs containers; "
+            f"{wanted.describe()} was asked for, and a runtime has one host build.",
+            f"Use --host-build {serving.host}, or another --root.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    client: Client
+    serving: Serving
+
+    def serves(self, host: Build | None, insist: bool) -> bool:
+        if host is None or self.serving.build == host.base:
+            return True
+        return not self.serving.background and not insist
+
+
+@asynccontextmanager
+async def runtime_of(
+    root: Path, host: Build | None = None, *, insist: bool = False
+) -> AsyncIterator[Found]:
+    """The runtime of this root, started if need be.
+
+    With a host build it is of that, except that a runtime which somebody set up stays what it is
+    unless the client insists.
+    """
+    found = await _answering(root)
+    if found is None or not found.serves(host, insist):
+        if found:
+            await found.client.close()
+        found = await _started(root, host, insist)
+    try:
+        yield found
+    finally:
+        await found.client.close()
+
+
+async def _answering(root: Path) -> Found | None:
+    serving = read_serving(root)
+    if serving is None:
+        return None
+    client = Client(f"unix:{serving.socket}")
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await _until_ready(client)
+    except (Unavailable, TimeoutError):
+        await client.close()
+        return None
+    return Found(client, serving)
+
+
+async def _until_ready(client: Client) -> None:
+    """Until it answers; one that is just starting says that it is not ready yet."""
+    while True:
+        try:
+            await client.call("Version", api.VersionRequest())
+        except RemoteError as error:
+            if error.status.name != Unavailable.code:
+                raise
+        else:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _started(root: Path, host: Build | None, insist: bool) -> Found:
+    if os.geteuid() != 0:
+        raise PermissionDenied(
+            f"Nobody serves Windows containers for {root}, and only root can start it.",
+            "Use sudo, or have root start `winpod runtime`.",
+        )
+    own_directory(root).mkdir(parents=True, exist_ok=True)
+    lock = await asyncio.to_thread(FileLock.take, own_directory(root) / "starting")
+    try:
+        found = await _answering(root)
+        if found and found.serves(host, insist):
+            return found
+        if found and host:
+            await _make_way(root, found, host)
+        return await _start(root, host)
+    finally:
+        lock.release()
+
+
+async def _make_way(root: Path, found: Found, host: Build) -> None:
+    """End a runtime of the background that has nothing running, for one of another build."""
+    running = api.ContainerFilter(state=api.ContainerStateValue(state=api.CONTAINER_RUNNING))
+    listed = await found.client.call("ListContainers", api.ListContainersRequest(filter=running))
+    await found.client.close()
+    if listed.containers or not found.serving.background:
+        raise OtherHostBuild(root, found.serving, host)
+    try:
+        os.kill(found.serving.process, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+
+
+async def _start(root: Path, host: Build | None) -> Found:
+    own = own_directory(root)
+    socket, log = own / "run.sock", own / "runtime.log"
+    if len(os.fsencode(socket)) > _LONGEST_SOCKET:
+        raise InvalidInput(
+            f"{socket} is too long a path for a socket.", "Use a shorter --root, or a link to it."
+        )
+    command = [sys.executable, "-m", "winpod", "runtime", "--root", str(root)]
+    command += ["--socket", str(socket), "--idle-exit", str(IDLE_SECONDS)]
+    command += ["--host-build", str(host)] if host else []
+    if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        log.unlink()
+    with log.open("ab") as output:
+        before = output.tell()
+        process = subprocess.Popen(  # noqa: S603, ASYNC220 - it is to outlive this process
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            while process.poll() is None:
+                serving = read_serving(root)
+                if serving and serving.process == process.pid and (found := await _answering(root)):
+                    return found
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        process.terminate()
+    raise Unavailable(_last_words(log, before) or f"The runtime did not start. See {log}.")
+
+
+def _last_words(log: Path, before: int) -> str:
+    """The sentence that a runtime ended with."""
+    with log.open("rb") as file:
+        file.seek(before)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line.removeprefix("winpod: ") for line in lines if line.startswith("winpod: ")]
+    return said[-1] if said else ""
