@@ -1,123 +1,198 @@
 """`winpod run` as a newcomer types it, in a network namespace of the test's own."""
 
+import json
 import os
+import pty
+import re
+import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
-import pytest
+from tests.e2e.command_line import Winpod, image, winpod
 
-from winpod.images.base import Base
+__all__ = ["image", "winpod"]
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def outside() -> Iterator[str]:
-    """A network namespace that stands for the machine's."""
-    name = f"winpod-{uuid4().hex[:8]}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        yield name
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True)
+WAITS = "echo up & ping -n 90 127.0.0.1 >nul"
 
 
-@pytest.fixture
-def winpod(outside: str, base: Base, tmp_path: Path) -> Run:
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root/bases").symlink_to(base.path.parent)
-    environment = {**os.environ, "HOME": str(tmp_path), "WINPOD_ROOT": str(tmp_path / "root")}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        inside = ["nsenter", f"--net=/run/netns/{outside}", sys.executable, "-m", "winpod"]
-        return subprocess.run(
-            [*inside, *arguments], env=environment, capture_output=True, text=True, timeout=120
-        )
-
-    return run
-
-
-@pytest.fixture
-def image(winpod: Run, tmp_path: Path) -> str:
-    content = tmp_path / "content"
-    content.mkdir()
-    (content / "hello.cmd").write_text(
-        "@echo off\r\necho Hello from %COMPUTERNAME%\r\nver\r\necho bad 1>&2\r\nexit /b 7\r\n"
-    )
-    name = f"oci:{tmp_path}/images:hello"
-    builds = ("--os-version", "2019", "--os-version", "2022")
-    packed = winpod("image", "pack", str(content), "-t", name, *builds, "--cmd", "cmd /c hello.cmd")
-    assert packed.returncode == 0, packed.stderr
-    return name
-
-
-def test_one_command_runs_a_windows_program(winpod: Run, image: str, tmp_path: Path) -> None:
-    ran = winpod("run", image)
+def test_one_command_runs_a_windows_program(winpod: Winpod, image: str) -> None:
+    ran = winpod("run", "--name", "first", image)
     assert ran.returncode == 7, ran.stderr
-    assert "Hello from RUN-" in ran.stdout
-    assert "Microsoft Windows 10.0.20348" in ran.stdout
+    assert ran.stdout == "Hello from FIRST\n\nMicrosoft Windows 10.0.20348\n"
     assert ran.stderr.strip() == "bad"
-    assert list((tmp_path / "root/runtime/containers").iterdir()) == []
-    older = winpod("run", "--host-build", "2019", image, "cmd", "/c", "ver")
+    listed = json.loads(winpod("ps", "-a", "-o", "json").stdout)
+    assert [(one["name"], one["state"], one["exitCode"]) for one in listed] == [
+        ("first", "exited", 7)
+    ]
+    assert winpod("run", "--rm", image).returncode == 7
+    assert len(winpod.containers) == 1
+    older = winpod("run", "--rm", "--host-build", "2019", image, "cmd", "/c", "ver")
     assert "Microsoft Windows 10.0.17763" in older.stdout
 
 
-def test_a_user_cannot_write_what_is_the_administrators(winpod: Run, image: str) -> None:
+def test_every_byte_goes_through_both_ways(winpod: Winpod, image: str) -> None:
+    lines = "".join(f"line {number} of the input\n" for number in range(20000))
+    ran = winpod("run", "--rm", "-i", image, "findstr", "line", stdin=lines)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.replace("\r\n", "\n") == lines
+
+
+def test_a_user_cannot_write_what_is_the_administrators(winpod: Winpod, image: str) -> None:
     line = "echo x>C:\\hello.cmd & echo mine>C:\\Users\\ContainerUser\\f & echo %USERNAME%"
     ran = winpod("run", "--user", "ContainerUser", image, "cmd", "/c", line)
     assert "Access denied" in ran.stderr
     assert "ContainerUser" in ran.stdout
     unknown = winpod("run", "--user", "nobody", image)
-    assert unknown.returncode == 2
+    assert unknown.returncode == 125
     assert "The user name or password is incorrect. (0x52e)" in unknown.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("IMAGE", "gone.exe"), "The system cannot find the file specified."),
-        (("-e", "novalue", "IMAGE"), '"novalue" is not a variable.'),
-        (("-v", "nowhere", "IMAGE"), '"nowhere" is not a mount.'),
-        (("-p", "http", "IMAGE"), '"http" is not a pair of ports.'),
-        (("--memory", "much", "IMAGE"), '"much" is not an amount of memory.'),
-        (("-v", "/tmp:C:\\", "IMAGE"), "destination path can not be C drive"),
-    ],
-)
-def test_what_cannot_be_is_a_sentence_and_leaves_nothing(
-    winpod: Run, image: str, tmp_path: Path, arguments: tuple[str, ...], sentence: str
-) -> None:
-    ran = winpod("run", *(image if word == "IMAGE" else word for word in arguments))
-    assert ran.returncode == 2
-    assert sentence in ran.stderr
-    assert "Traceback" not in ran.stderr
-    containers = tmp_path / "root/runtime/containers"
-    assert not containers.exists() or list(containers.iterdir()) == []
+def test_options_reach_the_program(winpod: Winpod, image: str, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/note.txt").write_text("from outside")
+    (tmp_path / "variables").write_text("# two\nONE=1\n\nTWO=of two\n")
+    ran = winpod(
+        *("run", "--rm", "--hostname", "box", "-w", "C:\\windows", "-e", "THREE=3"),
+        *("--env-file", f"{tmp_path}/variables", "-v", f"{tmp_path}/shared:C:\\shared:ro"),
+        *("-m", "300m", "--cpus", "1", "--entrypoint", "cmd", image),
+        *("/c", "echo %COMPUTERNAME% %ONE% %TWO% %THREE% %NUMBER_OF_PROCESSORS% & cd & "),
+        *("type", "C:\\shared\\note.txt"),
+    )
+    assert "BOX 1 of two 3 1" in ran.stdout
+    assert "C:\\windows" in ran.stdout
+    assert ran.stdout.endswith("from outside")
 
 
-def test_a_run_that_is_killed_leaves_nothing_after_the_next(
-    winpod: Run, image: str, outside: str, tmp_path: Path
-) -> None:
-    containers = tmp_path / "root/runtime/containers"
-    line = "echo up & ping -n 90 127.0.0.1 >nul"
-    command = [sys.executable, "-m", "winpod", "run", image, "cmd", "/c", line]
-    environment = {**os.environ, "HOME": str(tmp_path), "WINPOD_ROOT": str(tmp_path / "root")}
-    inside = ["nsenter", f"--net=/run/netns/{outside}", *command]
-    with subprocess.Popen(inside, env=environment, stdout=subprocess.PIPE) as running:
+def test_what_cannot_be_is_a_sentence_and_leaves_nothing(winpod: Winpod, image: str) -> None:
+    refused = (
+        (127, (image, "gone.exe"), "The system cannot find the file specified."),
+        (125, ("-e", "novalue", image), '"novalue" is not a variable.'),
+        (125, ("-v", "nowhere", image), '"nowhere" is not a mount.'),
+        (125, ("-p", "http", image), '"http" is not a pair of ports.'),
+        (125, ("--memory", "much", image), '"much" is not an amount of memory.'),
+        (125, ("-v", "/tmp:C:\\", image), "destination path can not be C drive"),
+        (125, ("-t", image), "-t needs a terminal"),
+        (125, ("--pull", "never", "registry.invalid/none:1"), "registry.invalid/none:1"),
+        (125, ("--isolation", "hypervisor", image), "hypervisor isolation"),
+    )
+    for code, arguments, sentence in refused:
+        ran = winpod("run", *arguments)
+        assert (ran.returncode, sentence in ran.stderr) == (code, True), ran.stderr
+        assert "Traceback" not in ran.stderr
+    assert winpod.containers == []
+    assert winpod("ps", "-aq").stdout == ""
+
+
+def test_a_name_is_taken_once(winpod: Winpod, image: str) -> None:
+    assert winpod("run", "--name", "web", image).returncode == 7
+    again = winpod("run", "--name", "web", image)
+    assert again.returncode == 125
+    assert "winpod rm -f web" in again.stderr
+    assert winpod("rm", "web").stdout == "web\n"
+    assert winpod("run", "--name", "web", image).returncode == 7
+
+
+def test_ctrl_c_stops_the_program_and_tells_how_it_ended(winpod: Winpod, image: str) -> None:
+    running = winpod.start("run", "--rm", image, "cmd", "/c", WAITS, stdout=subprocess.PIPE)
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith(b"up")
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) == 0xC000013A & 0xFF
+    running.stdout.close()
+    assert winpod("ps", "-aq").stdout == ""
+
+
+def test_the_end_of_a_client_is_not_the_end_of_its_container(winpod: Winpod, image: str) -> None:
+    for name, more in (("kept", ()), ("removed", ("--rm",))):
+        arguments = ("run", "--name", name, *more, image, "cmd", "/c", WAITS)
+        running = winpod.start(*arguments, stdout=subprocess.PIPE)
         assert running.stdout is not None
-        running.stdout.read(1)
-        busy = winpod("run", image)
+        assert running.stdout.readline().startswith(b"up")
         running.kill()
-    assert (busy.returncode, "winpod runtime" in busy.stderr) == (2, True)
-    assert len(list(containers.iterdir())) == 1
-    assert winpod("run", image).returncode == 7
-    assert list(containers.iterdir()) == []
+        running.wait()
+        running.stdout.close()
+    assert sorted(winpod("ps", "-q", "--filter", "status=running").stdout.split())
+    winpod("stop", "-t", "0", "kept", "removed")
+    wait_for(lambda: len(winpod.containers) == 1)
+    assert [one["name"] for one in json.loads(winpod("ps", "-a", "-o", "json").stdout)] == ["kept"]
 
 
-def test_without_a_base_it_says_how_to_make_one(winpod: Run, image: str, tmp_path: Path) -> None:
-    (tmp_path / "root/bases").unlink()
+def test_containers_go_on_without_a_runtime(winpod: Winpod, image: str) -> None:
+    line = "echo one & ping -n 4 127.0.0.1 >nul & echo two & exit 5"
+    started = winpod("run", "-d", "--name", "lasting", image, "cmd", "/c", line)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", started.stdout), started.stderr
+    winpod("run", "-d", "--rm", "--name", "passing", image)
+    first = winpod.serving()
+    winpod.end_runtime(signal.SIGKILL)
+    followed = winpod("logs", "-f", "lasting")
+    assert followed.stdout.split() == ["one", "two"]
+    assert winpod.serving().process != first.process
+    listed = json.loads(winpod("ps", "-a", "-o", "json").stdout)
+    assert [(one["name"], one["exitCode"]) for one in listed] == [("lasting", 5)]
+
+
+def test_two_at_once_share_one_runtime(winpod: Winpod, image: str) -> None:
+    arguments = ("run", "--rm", image)
+    both = [winpod.start(*arguments, stdout=subprocess.PIPE) for _ in range(2)]
+    for one in both:
+        out, _ = one.communicate(timeout=120)
+        assert one.returncode == 7
+        assert out.startswith(b"Hello")
+    log = (winpod.root / "runtime/runtime.log").read_text()
+    assert log.count("INFO 10.0.20348") == 1, log
+
+
+def test_a_runtime_in_use_keeps_its_build(winpod: Winpod, image: str) -> None:
+    winpod("run", "-d", "--name", "old", "--host-build", "2019", image, "cmd", "/c", WAITS)
+    other = winpod("run", "--rm", image)
+    assert other.returncode == 125
+    assert "--host-build 10.0.17763" in other.stderr
+    assert winpod("run", "--rm", "--host-build", "2019", image).returncode == 7
+    winpod("rm", "-f", "old")
+    assert winpod("run", "--rm", image).returncode == 7
+
+
+def test_a_terminal_is_one(winpod: Winpod, image: str) -> None:
+    keyboard, terminal = pty.openpty()
+    running = winpod.start(
+        *("run", "-it", "--rm", image, "cmd"), stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    read_until(keyboard, b"C:\\>")
+    os.write(keyboard, b"echo 4%NUMBER_OF_NOTHING%2\r")
+    read_until(keyboard, b"4%NUMBER_OF_NOTHING%2\r\n")
+    os.write(keyboard, b"exit 9\r")
+    assert running.wait(60) == 9
+    os.close(keyboard)
+
+
+def test_without_a_base_it_says_how_to_make_one(winpod: Winpod, image: str) -> None:
+    (winpod.root / "bases").unlink()
     ran = winpod("run", image)
-    assert ran.returncode == 2
+    assert ran.returncode == 125
     assert "winpod base build" in ran.stderr
+
+
+def test_without_root_it_says_who_can(winpod: Winpod) -> None:
+    command = ["setpriv", "--reuid=65534", "--clear-groups", *winpod.command("ps")[2:]]
+    environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/tmp/nobody-has-this"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert (ran.returncode, "sudo" in ran.stderr) == (2, True), ran.stderr
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def read_until(descriptor: int, wanted: bytes) -> bytes:
+    seen = b""
+    while wanted not in seen:
+        data = os.read(descriptor, 4096)
+        assert data, seen
+        seen += data
+    return seen

@@ -13,20 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from winpod.cli.image import human_size
-from winpod.cli.images import Format
+from winpod.cli.options import Format, Output, Root, human_size
 from winpod.cri.config import read_config
 from winpod.images import base as bases
 from winpod.images.base import STEPS, Base, Step
 from winpod.windows.errors import NotFound
 
 app = typer.Typer(help="Build, show and remove the Windows that containers run on.")
-
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", metavar="DIR", help="Where winpod keeps things.", show_default=False),
-]
-Output = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
 
 
 @app.command("build")

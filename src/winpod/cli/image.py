@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from winpod.cli.options import human_size
 from winpod.images.layout import write_image
 from winpod.images.manifests import Bundle
 from winpod.images.pack import (
@@ -153,15 +154,6 @@ def _print_aligned(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def human_size(size: float) -> str:
-    """`512 B`, `1.2 MB`, `3.45 GB`, as docker counts them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 @app.command("pack")

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from winpod.cli.image import human_size
+from winpod.cli.options import Format, Output, Root, human_size, print_table, short_id
 from winpod.cri.config import read_config
 from winpod.images.references import parse_reference
 from winpod.images.store import Store, StoredImage
 from winpod.windows.builds import parse_build, parse_version
 
 _NO_NAME = "<none>"
-
-
-class Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
 
 
 def command(
@@ -36,13 +26,8 @@ def command(
         str, typer.Option("--host-build", metavar="BUILD", help="Only those of nodes of a build.")
     ] = "",
     digests: Annotated[bool, typer.Option("--digests", help="Show digests too.")] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", metavar="DIR", help="Where images are kept, else $WINPOD_ROOT."),
-    ] = None,
-    output: Annotated[Format, typer.Option("-o", "--output", help="How to print them.")] = (
-        Format.TEXT
-    ),
+    root: Root = None,
+    output: Output = Format.TEXT,
 ) -> None:
     """List the images that were pulled: each name, for each handler."""
     host = parse_build(host_build) if host_build else None
@@ -81,10 +66,6 @@ def image_as_json(image: StoredImage) -> dict[str, Any]:
     }
 
 
-def short_id(digest: str) -> str:
-    return digest.partition(":")[2][:12]
-
-
 def _rows(images: list[StoredImage], digests: bool) -> list[tuple[str, ...]]:
     rows = []
     for image in images:
@@ -108,15 +89,4 @@ def _rows(images: list[StoredImage], digests: bool) -> list[tuple[str, ...]]:
 def _print_images(images: list[StoredImage], digests: bool) -> None:
     columns = ("repository", "tag", *(("digest",) if digests else ()))
     columns += ("id", "handler", "host", "build", "size")
-    rows = _rows(images, digests)
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-        for row in (columns, *rows):
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column == "size" else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    print_table(columns, _rows(images, digests), right=("size",))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from winpod import __version__
-from winpod.cli import base, check, image, images, pull, rmi, run, runtime
+from winpod.cli.lazy import LazyGroup
 from winpod.windows.errors import WinpodError
 
 BAD_INPUT = 2
@@ -20,19 +20,12 @@ STDOUT = 1
 
 app = typer.Typer(
     name="winpod",
+    cls=LazyGroup,
     help="Windows pods anywhere Kubernetes runs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("check")(check.command)
-app.command("run")(run.command)
-app.command("runtime")(runtime.command)
-app.add_typer(image.app, name="image")
-app.command("pull")(pull.command)
-app.command("images")(images.command)
-app.command("rmi")(rmi.command)
-app.add_typer(base.app, name="base")
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,7 +23,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from winpod.cli.images import Format, image_as_json, short_id
+from winpod.cli.images import image_as_json
+from winpod.cli.options import Format, Output, Root, short_id
 from winpod.cri.config import Config, read_config
 from winpod.images.credentials import read_docker_config
 from winpod.images.pull import LOG, LayerProgress, LayerState, pull
@@ -43,10 +43,6 @@ Handlers = Annotated[
         metavar="HANDLER",
         help="The runtime handler it is for, such as runhcs-wcow-hypervisor-17763.",
     ),
-]
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", metavar="DIR", help="Where images are kept, else $WINPOD_ROOT."),
 ]
 
 
@@ -71,9 +67,7 @@ def command(
             "--base-layers", help="Pull Microsoft's base layers, or leave them to the Wine base."
         ),
     ] = None,
-    output: Annotated[
-        Format, typer.Option("-o", "--output", help="How to print what was pulled.")
-    ] = Format.TEXT,
+    output: Output = Format.TEXT,
 ) -> None:
     """Pull a Windows image for a handler: the manifest that its build runs, and its layers."""
     config = read_config()
@@ -85,7 +79,7 @@ def command(
     if base_layers:
         config = replace(config, images=replace(config.images, base_layers=base_layers))
     try:
-        image = asyncio.run(_pull(reference, chosen, config))
+        image = asyncio.run(pull_image(reference, chosen, config))
     except asyncio.CancelledError:
         raise typer.Exit(_TERMINATED) from None
     if output is Format.JSON:
@@ -94,12 +88,15 @@ def command(
         print(image.id)
 
 
-async def _pull(reference: str, handler: Handler, config: Config) -> StoredImage:
+async def pull_image(
+    reference: str, handler: Handler, config: Config, *, quiet: bool = False
+) -> StoredImage:
+    """Into the store, with its progress shown."""
     docker = read_docker_config()
     task = asyncio.current_task()
     if task:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with Store(config.root, handlers=config.handlers) as store, _shown() as progress:
+    with Store(config.root, handlers=config.handlers) as store, _shown(quiet) as progress:
         return await pull(
             store,
             reference,
@@ -112,8 +109,11 @@ async def _pull(reference: str, handler: Handler, config: Config) -> StoredImage
 
 
 @contextmanager
-def _shown() -> Iterator[_Bars | _Nothing]:
+def _shown(quiet: bool) -> Iterator[_Bars | _Nothing]:
     """Bars on a terminal, and lines of the log anywhere else."""
+    if quiet:
+        yield _Nothing()
+        return
     console = Console(stderr=True)
     if console.is_terminal:
         with _Bars(console) as bars:

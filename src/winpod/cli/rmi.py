@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from winpod.cli.images import Format, image_as_json, short_id
+from winpod.cli.images import image_as_json
+from winpod.cli.options import Format, Output, Root, short_id
 from winpod.cri.config import read_config
 from winpod.images.store import Store, StoredImage
 from winpod.windows.errors import InvalidInput
@@ -28,13 +28,8 @@ def command(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every image there is.")] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", metavar="DIR", help="Where images are kept, else $WINPOD_ROOT."),
-    ] = None,
-    output: Annotated[
-        Format, typer.Option("-o", "--output", help="How to print what was removed.")
-    ] = Format.TEXT,
+    root: Root = None,
+    output: Output = Format.TEXT,
 ) -> None:
     """Remove images with all their names, and the content that no other image needs."""
     if bool(names) == everything:

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-import sys
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from winpod.cli.pull import Root
-from winpod.cri.config import read_config
-from winpod.cri.local import SOCKET, Place, assembled
+from winpod.cli.containers import remove_pod
+from winpod.cli.foreground import failures_as_docker_tells_them, in_foreground, shell_code
+from winpod.cli.options import Root
+from winpod.cli.run_image import Isolation, PullPolicy, handler_for, obtain_image
+from winpod.cli.run_options import (
+    check_name,
+    describe_ports,
+    describe_stdio,
+    hostname_for,
+    parse_cpus,
+    parse_env_file,
+    parse_memory,
+    parse_mount,
+    parse_port,
+    parse_variable,
+)
+from winpod.cli.terminal import check_terminal
+from winpod.cri.config import Config, read_config
+from winpod.cri.labels import PORTS_ANNOTATION, REMOVE_LABEL, RUN_LABEL, STDIO_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
+from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.serving import log_directory, runtime_of
 from winpod.windows.builds import parse_build
-from winpod.windows.errors import InvalidInput
-from winpod.windows.quantities import parse_quantity
+from winpod.windows.errors import InvalidInput, WinpodError
 
-_LABEL = "winpod.dev/run"
+_NAMESPACE = "winpod"
+_CONTAINER = "app"
+
+
+class NameTaken(WinpodError):
+    code = "ALREADY_EXISTS"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    image: str
+    isolation: Isolation
+    pull: PullPolicy
+    detach: bool
+    sandbox: api.PodSandboxConfig
+    container: api.ContainerConfig
 
 
 def command(
@@ -31,181 +59,172 @@ def command(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Instead of the image's own.")
     ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Pass input on to the program.")
+    ] = False,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it in the background; print its id.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--rm", help="Remove it when it has ended.")] = False,
+    name: Annotated[str, typer.Option(metavar="NAME", help="What to call it.")] = "",
+    publish: Annotated[
+        list[str] | None,
+        typer.Option("--publish", "-p", metavar="8080:80", help="Lead a port to the container."),
     ] = None,
     volume: Annotated[
         list[str] | None,
         typer.Option("--volume", "-v", metavar="SRC:C:\\DST[:ro]", help="Mount a path."),
     ] = None,
-    publish: Annotated[
-        list[str] | None,
-        typer.Option("--publish", "-p", metavar="8080:80", help="Lead a port to the container."),
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
     ] = None,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory limit, such as 512Mi.")] = "",
-    cpus: Annotated[int, typer.Option(help="How many processors it has.")] = 0,
+    env_file: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Set variables, one a line.")
+    ] = None,
+    memory: Annotated[
+        str, typer.Option("--memory", "-m", metavar="SIZE", help="Memory limit, such as 512m.")
+    ] = "",
+    cpus: Annotated[str, typer.Option(metavar="N", help="How many processors: 2, or 0.5.")] = "",
     user: Annotated[str, typer.Option("--user", "-u", help="ContainerUser, for one.")] = "",
     workdir: Annotated[str, typer.Option("--workdir", "-w", help="Working directory.")] = "",
+    hostname: Annotated[
+        str, typer.Option("--hostname", "-h", metavar="NAME", help="The computer's name.")
+    ] = "",
+    dns: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS", help="A name server to ask.")
+    ] = None,
+    entrypoint: Annotated[
+        str, typer.Option(metavar="PROGRAM", help="Instead of the image's own entrypoint.")
+    ] = "",
+    pull: Annotated[PullPolicy, typer.Option(help="When to pull the image.")] = PullPolicy.MISSING,
+    isolation: Annotated[
+        Isolation, typer.Option(help="What it shares with the machine.")
+    ] = Isolation.PROCESS,
     host_build: Annotated[
         str, typer.Option("--host-build", metavar="BUILD", help="The Windows to be: 2022, 2019.")
     ] = "",
     root: Root = None,
 ) -> None:
-    """Run a Windows container to its end, with its output and its exit code.
+    """Run a Windows container, with its output and its exit code.
 
-    It uses a runtime that is running, else it is one for as long as it takes.
+    winpod run IMAGE cmd /c ver                 one command, and its output
+
+    winpod run -it --rm IMAGE cmd               a prompt of Windows
+
+    winpod run -d --name web -p 8080:80 IMAGE   a server; see ps, logs, exec, stop, rm
+
+    It uses the runtime that is running, else it starts one in the background. The exit code is
+    the program's (its lowest 8 bits); 125 if winpod failed, 127 if there is no such program.
     """
+    name = check_name(name) if name else f"run-{secrets.token_hex(4)}"
     config = read_config()
-    host = parse_build(host_build) if host_build else config.host_build
-    runtime = replace(config.runtime, warm_shells=0)
-    place = Place(
-        root or config.root, host, config.images, config.handlers, config.network, runtime
-    )
-    container = api.ContainerConfig(
-        metadata=api.ContainerMetadata(name="run"),
-        image=api.ImageSpec(image=image),
-        args=arguments or (),
-        envs=[_variable(text) for text in env or ()],
-        mounts=[_mount(text) for text in volume or ()],
-        working_dir=workdir,
-        log_path="run.log",
-        windows=api.WindowsContainerConfig(
-            resources=api.WindowsContainerResources(
-                cpu_count=cpus, memory_limit_in_bytes=_bytes(memory)
-            ),
-            security_context=api.WindowsContainerSecurityContext(run_as_username=user),
-        ),
-    )
-    ports = [_port(text) for text in publish or ()]
-    raise typer.Exit(asyncio.run(_run(place, container, ports)) & 0xFF)
-
-
-async def _run(place: Place, container: api.ContainerConfig, ports: list[api.PortMapping]) -> int:
-    with tempfile.TemporaryDirectory(prefix="winpod-run-") as logs:
-        async with _client(place) as client:
-            pulled = await client.call("PullImage", api.PullImageRequest(image=container.image))
-            container.image.image = pulled.image_ref
-            name = f"run-{secrets.token_hex(4)}"
-            sandbox = api.PodSandboxConfig(
-                metadata=api.PodSandboxMetadata(name=name, namespace="winpod", uid=name),
-                hostname=name,
-                log_directory=logs,
+    config = replace(config, root=(root or config.root).absolute())
+    if host_build:
+        config = replace(config, host_build=parse_build(host_build))
+    with failures_as_docker_tells_them():
+        if tty and not detach:
+            check_terminal()
+        variables = [pair for file in env_file or () for pair in _read_env_file(file)]
+        variables += [parse_variable(text, os.environ) for text in env or ()]
+        ports = [parse_port(text) for text in publish or ()]
+        count, maximum = parse_cpus(cpus, len(os.sched_getaffinity(0)))
+        asked = _Asked(
+            image,
+            isolation,
+            pull,
+            detach,
+            api.PodSandboxConfig(
+                metadata=api.PodSandboxMetadata(name=name, namespace=_NAMESPACE, uid=name),
+                hostname=hostname or hostname_for(name),
+                log_directory=str(log_directory(config.root) / name),
+                dns_config=api.DNSConfig(servers=dns or ()),
                 port_mappings=ports,
-                labels={_LABEL: name},
-            )
-            request = api.RunPodSandboxRequest(config=sandbox)
-            id_ = (await client.call("RunPodSandbox", request)).pod_sandbox_id
-            try:
-                return await _to_the_end(client, id_, container, Path(logs) / "run.log")
-            finally:
-                removal = api.RemovePodSandboxRequest(pod_sandbox_id=id_)
-                await asyncio.shield(client.call("RemovePodSandbox", removal))
+                labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if remove else {})},
+                annotations={PORTS_ANNOTATION: describe_ports(ports)} if ports else {},
+            ),
+            api.ContainerConfig(
+                metadata=api.ContainerMetadata(name=_CONTAINER),
+                command=[entrypoint] if entrypoint else (),
+                args=arguments or (),
+                envs=variables,
+                mounts=[parse_mount(text) for text in volume or ()],
+                working_dir=workdir,
+                log_path=f"{_CONTAINER}.log",
+                stdin=interactive,
+                stdin_once=interactive and not detach,
+                tty=tty,
+                labels={RUN_LABEL: name},
+                annotations={STDIO_ANNOTATION: describe_stdio(interactive, tty)},
+                windows=api.WindowsContainerConfig(
+                    resources=api.WindowsContainerResources(
+                        cpu_count=count,
+                        cpu_maximum=maximum,
+                        memory_limit_in_bytes=parse_memory(memory),
+                    ),
+                    security_context=api.WindowsContainerSecurityContext(run_as_username=user),
+                ),
+            ),
+        )
+        code = asyncio.run(_run(asked, config, bool(host_build)))
+    raise typer.Exit(shell_code(code))
 
 
-async def _to_the_end(client: Client, sandbox: str, config: api.ContainerConfig, log: Path) -> int:
-    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
-    container = (await client.call("CreateContainer", request)).container_id
-    await client.call("StartContainer", api.StartContainerRequest(container_id=container))
-    status_request = api.ContainerStatusRequest(container_id=container)
-    follower = _Follower(log)
-    while True:
-        status: Any = (await client.call("ContainerStatus", status_request)).status
-        follower.print_new()
-        if status.state == api.CONTAINER_EXITED:
-            return int(status.exit_code)
-        await asyncio.sleep(0.02)
-
-
-class _Follower:
-    """Prints what a CRI log has got since last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def print_new(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as log:
-            log.seek(self._read)
-            for line in log:
-                if not line.endswith(b"\n"):
-                    break
-                self._read += len(line)
-                _, stream, kind, content = line[:-1].split(b" ", 3)
-                out = sys.stderr if stream == b"stderr" else sys.stdout
-                out.buffer.write(content + (b"\n" if kind == b"F" else b""))
-                out.buffer.flush()
-
-
-@asynccontextmanager
-async def _client(place: Place) -> AsyncIterator[Client]:
-    """A client of the runtime that runs, else of one that is started here for the purpose."""
-    if SOCKET.exists() and await _answers(SOCKET):
-        client = Client(f"unix:{SOCKET}")
-        yield client
-        await client.close()
-        return
-    async with assembled(place) as server:
-        socket = place.own / "run.sock"
-        await server.start(f"unix:{socket}")
-        client = Client(f"unix:{socket}")
-        try:
-            await _remove_orphans(client)
-            yield client
-        finally:
-            await client.close()
-            await server.stop()
-            socket.unlink(missing_ok=True)
-
-
-async def _remove_orphans(client: Client) -> None:
-    """What a killed `run` left: nobody else has the runtime now, so its owner is gone."""
-    for sandbox in (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items:
-        if _LABEL in sandbox.labels:
-            request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
-            await client.call("RemovePodSandbox", request)
-
-
-async def _answers(socket: Path) -> bool:
+def _read_env_file(file: Path) -> list[api.KeyValue]:
     try:
-        _, writer = await asyncio.open_unix_connection(str(socket))
-    except OSError:
-        return False
-    writer.close()
-    return True
+        return parse_env_file(file.read_text("utf-8"), os.environ)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read: {error}.") from None
 
 
-def _variable(text: str) -> api.KeyValue:
-    name, sign, value = text.partition("=")
-    if not name or not sign:
-        raise InvalidInput(f'"{text}" is not a variable.', "Write NAME=value.")
-    return api.KeyValue(key=name, value=value.encode())
+async def _run(asked: _Asked, config: Config, host_named: bool) -> int:
+    async with runtime_of(config.root, config.host_build, insist=host_named) as found:
+        config = replace(config, host_build=found.serving.build)
+        handler = await handler_for(asked.image, asked.isolation, config)
+        image = await obtain_image(asked.image, handler, asked.pull, config)
+        asked.container.image.image = image.id
+        asked.container.image.user_specified_image = asked.image
+        return await _run_in(found.client, asked, handler.name)
 
 
-def _mount(text: str) -> api.Mount:
-    source, _, rest = text.partition(":")
-    readonly = rest.endswith(":ro")
-    destination = rest.removesuffix(":ro")
-    if not source or not destination:
-        raise InvalidInput(f'"{text}" is not a mount.', "Write /path/here:C:\\path\\there[:ro].")
-    return api.Mount(
-        host_path=str(Path(source).absolute()), container_path=destination, readonly=readonly
-    )
+async def _run_in(client: Client, asked: _Asked, handler: str) -> int:
+    """A pod whose container was never started is removed, whatever went wrong."""
+    sandbox = await _make_sandbox(client, asked.sandbox, handler)
+    started = False
+    try:
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=sandbox, config=asked.container, sandbox_config=asked.sandbox
+        )
+        container = (await client.call("CreateContainer", request)).container_id
 
+        async def start() -> None:
+            nonlocal started
+            request = api.StartContainerRequest(container_id=container)
+            await client.call("StartContainer", request)
+            started = True
 
-def _port(text: str) -> api.PortMapping:
-    host, _, container = text.rpartition(":")
-    address, _, port = host.rpartition(":")
-    if not container.isdigit() or not port.isdigit():
-        raise InvalidInput(f'"{text}" is not a pair of ports.', "Write 8080:80.")
-    return api.PortMapping(container_port=int(container), host_port=int(port), host_ip=address)
-
-
-def _bytes(text: str) -> int:
-    if not text:
+        if not asked.detach:
+            stdin, terminal = asked.container.stdin, asked.container.tty
+            return await in_foreground(
+                client, container, stdin=stdin, terminal=terminal, start=start
+            )
+        await start()
+        print(container)
         return 0
-    amount = parse_quantity(text)
-    if amount is None or amount <= 0:
-        raise InvalidInput(f'"{text}" is not an amount of memory.', "Write 512Mi or 2Gi.")
-    return int(amount)
+    finally:
+        if not started:
+            await asyncio.shield(remove_pod(client, sandbox))
+
+
+async def _make_sandbox(client: Client, config: api.PodSandboxConfig, handler: str) -> str:
+    request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
+    try:
+        return str((await client.call("RunPodSandbox", request)).pod_sandbox_id)
+    except RemoteError as error:
+        if error.status.name != NameTaken.code:
+            raise
+        name = config.metadata.name
+        raise NameTaken(
+            f'There is a container "{name}" already.',
+            f"Remove it (winpod rm -f {name}), or give this one another --name.",
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.pull import Root
+from winpod.cli.options import Root
 from winpod.cri.config import read_config
 from winpod.cri.local import Place, assembled
+from winpod.cri.serving import Serving
 from winpod.cri.settings import SOCKET, Compute
 from winpod.windows.builds import parse_build
 
@@ -49,6 +51,12 @@ def command(
             "--compute", help="Real containers under Wine, or a simulation of many, for tests."
         ),
     ] = None,
+    idle_exit: Annotated[
+        float,
+        typer.Option(
+            "--idle-exit", metavar="SECONDS", help="End when nobody has asked for anything so long."
+        ),
+    ] = 0,
     root: Root = None,
 ) -> None:
     """Run Windows containers for whoever speaks CRI v1, under process isolation.
@@ -64,21 +72,31 @@ def command(
     network = replace(config.network, cni=cni) if cni else config.network
     settings = replace(
         settings,
-        socket=socket or settings.socket,
+        socket=(socket or settings.socket).absolute(),
         tcp=tcp or settings.tcp,
         compute=compute or settings.compute,
     )
-    place = Place(root or config.root, host, config.images, config.handlers, network, settings)
+    here = (root or config.root).absolute()
+    place = Place(here, host, config.images, config.handlers, network, settings)
+    asyncio.run(_serve(place, idle_exit))
+
+
+async def _serve(place: Place, idle_exit: float) -> None:
+    settings = place.runtime
     addresses = [f"unix:{settings.socket}", *([settings.tcp] if settings.tcp else [])]
-    asyncio.run(_serve(place, addresses))
-
-
-async def _serve(place: Place, addresses: list[str]) -> None:
+    serving = Serving(str(settings.socket), str(place.host.base), os.getpid(), bool(idle_exit))
     async with assembled(place) as server:
         await server.start(*addresses)
+        serving.write(place.root)
         _log.info("%s at %s", place.host.describe(), ", ".join(addresses))
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        ends: list[asyncio.Task[object]] = [asyncio.create_task(stopped.wait())]
+        if idle_exit:
+            ends.append(asyncio.create_task(server.until_idle(idle_exit)))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
         await server.stop()
+        serving.withdraw(place.root)

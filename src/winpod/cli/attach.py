@@ -1,0 +1,40 @@
+"""`winpod attach`: join the program of a container."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from winpod.cli.containers import Target, find_container, with_runtime
+from winpod.cli.foreground import in_foreground, shell_code
+from winpod.cli.options import Root
+from winpod.cli.terminal import check_terminal
+from winpod.cri.labels import STDIO_ANNOTATION
+from winpod.cri.rpc import Client
+
+
+def command(
+    target: Target,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Only look on.")] = False,
+    root: Root = None,
+) -> None:
+    """Join the program of a container that runs.
+
+    Its output from now on, your input, its exit code. Ctrl-C stops it as with `run`; with a
+    terminal, Ctrl-P Ctrl-Q leaves it running.
+    """
+
+    async def attach(client: Client) -> int:
+        found = await find_container(client, target)
+        has = found.container.annotations.get(STDIO_ANNOTATION, "").split()
+        if "tty" in has and not no_stdin:
+            check_terminal()
+        return await in_foreground(
+            client,
+            found.id,
+            stdin="stdin" in has and not no_stdin,
+            terminal="tty" in has and not no_stdin,
+        )
+
+    raise typer.Exit(shell_code(with_runtime(root, attach)))

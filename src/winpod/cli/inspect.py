@@ -1,0 +1,53 @@
+"""`winpod inspect`: all that the runtime tells about containers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from winpod.cli.containers import Listed, Targets, find_container, with_runtime
+from winpod.cli.options import Root
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+
+
+def command(targets: Targets, root: Root = None) -> None:
+    """Tell all that is known about containers, as JSON.
+
+    The words are the CRI's, as crictl has them: `status` is the container's, `sandbox` the pod's.
+    """
+
+    async def inspect(client: Client) -> list[dict[str, Any]]:
+        found = [await find_container(client, text) for text in targets]
+        return [await _told(client, one) for one in found]
+
+    print(json.dumps(with_runtime(root, inspect), indent=2))
+
+
+async def _told(client: Client, one: Listed) -> dict[str, Any]:
+    container = await client.call(
+        "ContainerStatus", api.ContainerStatusRequest(container_id=one.id, verbose=True)
+    )
+    sandbox = await client.call(
+        "PodSandboxStatus",
+        api.PodSandboxStatusRequest(pod_sandbox_id=one.sandbox.id, verbose=True),
+    )
+    return {
+        "name": one.name,
+        "status": MessageToDict(container.status),
+        "info": _read(container.info),
+        "sandbox": {"status": MessageToDict(sandbox.status), "info": _read(sandbox.info)},
+    }
+
+
+def _read(info: Any) -> dict[str, Any]:
+    """Values that are JSON themselves are part of the answer's."""
+    read: dict[str, Any] = {}
+    for key, text in info.items():
+        try:
+            read[key] = json.loads(text)
+        except ValueError:
+            read[key] = text
+    return read

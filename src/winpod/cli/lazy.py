@@ -1,0 +1,66 @@
+"""The commands, each imported when it is called: a `ps` should not wait for what a `pull` needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {
+    "check": "Say which workloads can run on Windows nodes, where, and if not, why.",
+    "run": "Run a Windows container, with its output and its exit code.",
+    "ps": "List the containers that run, whoever started them.",
+    "logs": "Print what a container wrote.",
+    "exec": "Run a further program in a container that runs.",
+    "attach": "Join the program of a container that runs.",
+    "stop": "Stop containers: they are asked to end, and killed if they do not.",
+    "rm": "Remove containers that have ended.",
+    "inspect": "Tell all that is known about containers, as JSON.",
+    "stats": "Show what containers use.",
+    "image": "Make Windows images and look into them.",
+    "pull": "Pull a Windows image for a handler: the manifest that its build runs, and its layers.",
+    "images": "List the images that were pulled: each name, for each handler.",
+    "rmi": "Remove images with all their names, and the content that no other image needs.",
+    "base": "Build, show and remove the Windows that containers run on.",
+    "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
+}
+"""Each with the first line of its help; its module has the same name."""
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "run": {"allow_interspersed_args": False, "help_option_names": ["--help"]},
+    "exec": {"allow_interspersed_args": False},
+}
+"""What follows the image, or the container, is the program's; -h is docker's --hostname."""
+
+
+class LazyGroup(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Its name and summary, which is all that a list of commands needs."""
+        del ctx
+        if cmd_name in COMMANDS:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], add_help_option=False)
+        return None
+
+    def resolve_command(self, ctx: Any, args: Sequence[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, list(args))
+        return name, load(name) if name and found else found, rest
+
+
+def load(name: str) -> Any:
+    """The whole command."""
+    module = import_module(f"winpod.cli.{name}")
+    if hasattr(module, "app"):
+        group: Any = typer.main.get_command(module.app)
+        group.name = name
+        return group
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    settings = _SETTINGS.get(name, {})
+    app.command(name, context_settings=settings)(module.command)
+    return typer.main.get_command(app)

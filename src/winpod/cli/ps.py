@@ -1,0 +1,146 @@
+"""`winpod ps`: the containers of a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from winpod.cli.containers import Listed, container_status, list_containers, with_runtime
+from winpod.cli.options import Format, Output, Root, print_table, short_id
+from winpod.cri.labels import PORTS_ANNOTATION
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.windows.errors import InvalidInput
+
+_FILTERS = ("name", "status", "image", "label")
+_STATES = {
+    api.CONTAINER_CREATED: "created",
+    api.CONTAINER_RUNNING: "running",
+    api.CONTAINER_EXITED: "exited",
+    api.CONTAINER_UNKNOWN: "unknown",
+}
+_SECOND = 1_000_000_000
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def command(
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Those that have ended too.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            "-f",
+            metavar="KEY=VALUE",
+            help="name=, status=, image= or label=KEY[=VALUE]; several must all hold.",
+        ),
+    ] = None,
+    no_trunc: Annotated[bool, typer.Option("--no-trunc", help="Whole ids.")] = False,
+    root: Root = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """List the containers that run, whoever started them."""
+    wanted = [_parse_filter(text) for text in filters or ()]
+    shown = everything or any(key == "status" for key, _ in wanted)
+
+    async def read(client: Client) -> list[tuple[Listed, Any]]:
+        listed = [
+            one
+            for one in await list_containers(client)
+            if (shown or one.is_running) and all(_holds(one, *pair) for pair in wanted)
+        ]
+        statuses = await asyncio.gather(*(container_status(client, one.id) for one in listed))
+        return list(zip(listed, statuses, strict=True))
+
+    found = with_runtime(root, read)
+    if quiet:
+        for one, _ in found:
+            print(one.id if no_trunc else short_id(one.id))
+    elif output is Format.JSON:
+        print(json.dumps([_as_json(*pair) for pair in found], indent=2))
+    else:
+        columns = ("id", "image", "created", "status", "ports", "name")
+        print_table(columns, [_row(one, status, no_trunc) for one, status in found])
+
+
+def _parse_filter(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if key not in _FILTERS or not sign or (key == "status" and value not in _STATES.values()):
+        raise InvalidInput(
+            f'"{text}" is not a filter.',
+            "Write name=, image=, label=KEY[=VALUE], or status= and one of "
+            f"{', '.join(_STATES.values())}.",
+        )
+    return key, value
+
+
+def _holds(one: Listed, key: str, value: str) -> bool:
+    if key == "label":
+        label, sign, wanted = value.partition("=")
+        labels = {**one.sandbox.labels, **one.container.labels}
+        return label in labels and (not sign or labels[label] == wanted)
+    if key == "status":
+        return _STATES[one.container.state] == value
+    return value in (one.name if key == "name" else one.image)
+
+
+def _row(one: Listed, status: Any, whole: bool) -> Sequence[str]:
+    return (
+        one.id if whole else short_id(one.id),
+        one.image,
+        f"{_ago(status.created_at)} ago",
+        describe_status(status),
+        one.sandbox.annotations.get(PORTS_ANNOTATION, "") if one.is_running else "",
+        one.name,
+    )
+
+
+def describe_status(status: Any) -> str:
+    """`Up 2 hours`, `Exited (7) 5 minutes ago`."""
+    if status.state == api.CONTAINER_RUNNING:
+        return f"Up {_ago(status.started_at)}"
+    if status.state == api.CONTAINER_EXITED:
+        return f"Exited ({status.exit_code}) {_ago(status.finished_at)} ago"
+    return _STATES[status.state].capitalize()
+
+
+def _ago(moment: int) -> str:
+    seconds = max(0, (time.time_ns() - moment) // _SECOND)
+    for name, length in _UNITS:
+        if count := seconds // length:
+            return f"{count} {name}{'s' if count > 1 else ''}"
+    return "less than a second"
+
+
+def _as_json(one: Listed, status: Any) -> dict[str, Any]:
+    ended = status.state == api.CONTAINER_EXITED
+    return {
+        "id": one.id,
+        "name": one.name,
+        "pod": one.sandbox.metadata.name,
+        "namespace": one.sandbox.metadata.namespace,
+        "sandboxId": one.sandbox.id,
+        "handler": one.sandbox.runtime_handler,
+        "image": one.image,
+        "imageId": one.container.image_id,
+        "state": _STATES[status.state],
+        "exitCode": status.exit_code if ended else None,
+        "reason": status.reason,
+        "ports": one.sandbox.annotations.get(PORTS_ANNOTATION, ""),
+        "createdAt": as_time(status.created_at),
+        "startedAt": as_time(status.started_at),
+        "finishedAt": as_time(status.finished_at),
+        "labels": dict(one.container.labels),
+    }
+
+
+def as_time(moment: int) -> str | None:
+    return datetime.fromtimestamp(moment / _SECOND, UTC).isoformat() if moment else None

@@ -1,0 +1,79 @@
+"""`winpod stats`: what containers use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from winpod.cli.containers import Listed, choose, list_containers, with_runtime
+from winpod.cli.options import Format, Output, Root, human_size, print_table, short_id
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+
+_COLUMNS = ("id", "name", "cpu %", "memory", "written")
+_BETWEEN_SECONDS = 1.0
+
+
+def command(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[CONTAINER]...", help="Else all that run.")
+    ] = None,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Once, also on a terminal.")
+    ] = False,
+    root: Root = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show what containers use.
+
+    On a terminal it goes on until Ctrl-C. CPU is of one processor, over the last second.
+    """
+
+    async def show(client: Client) -> None:
+        await _read(client, targets or [])
+        while True:
+            await asyncio.sleep(_BETWEEN_SECONDS)
+            used = await _read(client, targets or [])
+            if output is Format.JSON:
+                print(json.dumps([_as_json(*pair) for pair in used], indent=2))
+            else:
+                if sys.stdout.isatty() and not no_stream:
+                    print("\x1b[H\x1b[J", end="")
+                print_table(_COLUMNS, [_row(*pair) for pair in used], right=_COLUMNS[2:])
+            if no_stream or output is Format.JSON or not sys.stdout.isatty():
+                return
+
+    with_runtime(root, show)
+
+
+async def _read(client: Client, targets: list[str]) -> list[tuple[Listed, Any]]:
+    listed = await list_containers(client)
+    wanted = [choose(listed, target) for target in targets] or listed
+    answer = await client.call("ListContainerStats", api.ListContainerStatsRequest())
+    stats = {one.attributes.id: one for one in answer.stats}
+    return [(one, stats[one.id]) for one in wanted if one.id in stats]
+
+
+def _row(one: Listed, stats: Any) -> tuple[str, ...]:
+    return (
+        short_id(one.id),
+        one.name,
+        f"{stats.cpu.usage_nano_cores.value / 1e7:.1f}",
+        human_size(stats.memory.working_set_bytes.value),
+        human_size(stats.writable_layer.used_bytes.value),
+    )
+
+
+def _as_json(one: Listed, stats: Any) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "name": one.name,
+        "cpuNanoCores": stats.cpu.usage_nano_cores.value,
+        "cpuNanoSeconds": stats.cpu.usage_core_nano_seconds.value,
+        "memoryBytes": stats.memory.working_set_bytes.value,
+        "writtenBytes": stats.writable_layer.used_bytes.value,
+    }
