@@ -27,6 +27,7 @@ from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass, Taint, 
 from winpod.windows.objects import NodeTerm as Term
 from winpod.windows.placement import Cluster, default_nodes, intended_os, judge
 from winpod.windows.platforms import Image, Manifest, Platform
+from winpod.windows.reading import At
 from winpod.windows.scheduling import admit, with_allocated
 from winpod.windows.verdicts import Cause, Outcome, Placement, Stage, Status
 
@@ -60,6 +61,17 @@ def test_the_node_of_the_images_own_build_is_chosen_first() -> None:
     nodes = (node("new", "2025"), node("own", "2022"))
     assert place(pod(), *nodes, images=image("10.0.20348.1")).node == "own"
     assert place(pod(), nodes[0], images=image("10.0.20348.1")).node == "new"
+
+
+def test_a_configured_handler_means_its_own_guest() -> None:
+    table = {"legacy": {"isolation": "hypervisor", "guest_build": "1809", "aliases": ["old"]}}
+    classes = (runtime_class("hv", "old"),)
+    nodes = (node("a", "2022", handlers=frozenset(("legacy",))),)
+    asked, images = pod(runtime_class="hv"), {"app": APP_2019}
+    known = Cluster(nodes, classes, KNOWN.configured(At(table))).place(asked, images)
+    assert known.verdicts[0].handler == "legacy"
+    assert (known.status, known.verdicts[0].kernel) == (Status.RUNS, Build(10, 0, 17763))
+    assert Cluster(nodes, classes).place(asked, images).status is Status.CANNOT_RUN
 
 
 HYPERV_2019 = runtime_class("hv", "runhcs-wcow-hypervisor-17763")

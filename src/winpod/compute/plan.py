@@ -215,12 +215,6 @@ NO_DOMAIN_LOGON = (
 )
 
 
-NO_DOMAIN_LOGON = (
-    "The credential spec is checked and kept, and nothing logs on with it: under Wine there is no "
-    "domain logon."
-)
-
-
 def _credential_spec(text: str) -> str:
     """A gMSA credential spec is checked and kept; there is no domain logon under Wine."""
     if not text:
