@@ -250,6 +250,8 @@ async def test_attach_joins_the_containers_own_program(
 async def test_input_that_is_for_one_client_ends_with_it(pod: tuple[Pod, str]) -> None:
     one, image = pod
     await one.talk(image, stdin_once=True)
+    async with one.attach("-stdout"):
+        pass
     async with one.attach("-stdin", "-stdout") as running:
         running.stdin.write(b"hello\n")
         running.stdin.close()

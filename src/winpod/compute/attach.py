@@ -4,6 +4,9 @@ conmon has them, and answers at a socket in the container's folder: a packet's f
 stream. conmon waits for whoever does not read, and the program then waits for conmon: one that
 attaches reads on or leaves. What was written before is in the log only; who attaches before the
 start misses nothing, because wproxy starts no program while the folder's `hold` is locked.
+
+Input that is for one client ends when that one leaves; to conmon, any client is that one. So a
+client without input, of such a container, stays until the end, and its output is dropped.
 """
 
 from __future__ import annotations
@@ -35,19 +38,20 @@ class AttachFailed(Unavailable):
 
 
 class Attached:
-    def __init__(self, connection: socket.socket, control: Path) -> None:
+    def __init__(self, connection: socket.socket, control: Path, *, stays: bool) -> None:
         self._connection = connection
         self._control = control
+        self._stays = stays
 
     @classmethod
-    async def before_start(cls, folder: Path) -> Attached:
+    async def before_start(cls, folder: Path, *, stdin: bool) -> Attached:
         """Waits for the container to be started, and keeps its program back until it is joined."""
         hold = os.open(folder / "hold", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(hold, fcntl.LOCK_SH)
             while True:
                 try:
-                    return await cls.to(folder)
+                    return await cls.to(folder, stdin=stdin)
                 except AttachFailed:
                     if not os.fstat(hold).st_nlink:
                         raise
@@ -56,7 +60,7 @@ class Attached:
             os.close(hold)
 
     @classmethod
-    async def to(cls, folder: Path) -> Attached:
+    async def to(cls, folder: Path, *, stdin: bool) -> Attached:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
         try:
@@ -65,13 +69,22 @@ class Attached:
         except OSError as error:
             connection.close()
             raise AttachFailed(error) from None
-        return cls(connection, folder / "ctl")
+        for_one = "stdin_stays" not in (folder / "stdio").read_text().split()
+        return cls(connection, folder / "ctl", stays=for_one and not stdin)
 
     async def __aenter__(self) -> Attached:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._connection.close()
+        if self._stays:
+            asyncio.get_running_loop().add_reader(self._connection, self._drop)
+        else:
+            self._connection.close()
+
+    def _drop(self) -> None:
+        if not self._connection.recv(_LONGEST_PACKET):
+            asyncio.get_running_loop().remove_reader(self._connection)
+            self._connection.close()
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
         while packet := await self._receive():

@@ -147,5 +147,5 @@ class Backend(Protocol):
     ) -> Executed:
         """A further program, with the environment, directory and user of the container's own."""
 
-    async def attach(self, container: str) -> Joined:
+    async def attach(self, container: str, *, stdin: bool) -> Joined:
         """The streams of the container's own program, as others may have them at the same time."""

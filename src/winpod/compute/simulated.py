@@ -130,7 +130,8 @@ class SimulatedBackend:
         self._get(container)
         return SimulatedProgram(f"simulated: {' '.join(command)}\r\n".encode())
 
-    async def attach(self, container: str) -> SimulatedProgram:
+    async def attach(self, container: str, *, stdin: bool) -> SimulatedProgram:
+        del stdin
         return SimulatedProgram(b"", self._ended[container])
 
     def _get(self, container: str) -> ContainerParts:

@@ -197,10 +197,11 @@ class WineBackend:
         program = replace(_further(folder, command), terminal=terminal, stdin=stdin)
         return await _agent(folder).start(program)
 
-    async def attach(self, container: str) -> Attached:
+    async def attach(self, container: str, *, stdin: bool) -> Attached:
         folder = self._folder(container)
         started = (folder / "conmon.pid").exists()
-        return await (Attached.to(folder) if started else Attached.before_start(folder))
+        attach = Attached.to if started else Attached.before_start
+        return await attach(folder, stdin=stdin)
 
     def _folder(self, container: str) -> Path:
         return self._root / "containers" / container

@@ -96,7 +96,7 @@ class Joints:
             container.id, command, terminal=terminal, stdin=io.stdin is not None
         ) as program:
             try:
-                await _carry(program, io, stdin=io.stdin, patience=None)
+                await _carry(program, io, patience=None)
                 return await program.wait()
             except asyncio.CancelledError:
                 await _hang_up(program)
@@ -106,9 +106,9 @@ class Joints:
         """The container has a terminal or has none, whatever a client says."""
         del tty
         container = attachable_container(self._state, container_id)
-        stdin = io.stdin if container.known.stdin else None
-        async with await self._backend.attach(container.id) as program:
-            await _carry(program, io, stdin=stdin, patience=ATTACH_PATIENCE)
+        stdin = io.stdin is not None and container.known.stdin
+        async with await self._backend.attach(container.id, stdin=stdin) as program:
+            await _carry(program, io, patience=ATTACH_PATIENCE, deaf=not container.known.stdin)
 
     async def connect(
         self, sandbox_id: str, port: int
@@ -154,16 +154,14 @@ def reachable_host(addresses: Sequence[str]) -> str:
 
 
 async def _carry(
-    program: Joined,
-    io: streaming.Streams,
-    *,
-    stdin: ByteReader | None,
-    patience: float | None,
+    program: Joined, io: streaming.Streams, *, patience: float | None, deaf: bool = False
 ) -> None:
-    """Both ways until the program has ended. A stream that the client took back is dropped."""
+    """Both ways until the program has ended. A stream that the client took back is dropped, and
+    so is what it sends to a program without input."""
     helpers = [asyncio.create_task(_follow_sizes(program, io.resize))]
-    if stdin:
-        helpers.append(asyncio.create_task(_feed(program, stdin)))
+    if io.stdin:
+        feeding = _drop(io.stdin) if deaf else _feed(program, io.stdin)
+        helpers.append(asyncio.create_task(feeding))
     try:
         async for stream, data in program.output():
             writer = io.stdout if stream is Stream.OUTPUT else io.stderr
@@ -185,6 +183,11 @@ async def _feed(program: Joined, stdin: ByteReader) -> None:
         while data := await stdin.read():
             await program.write(data)
     await program.end_input()
+
+
+async def _drop(stdin: ByteReader) -> None:
+    while await stdin.read():
+        pass
 
 
 async def _follow_sizes(program: Joined, sizes: AsyncIterator[streaming.Size]) -> None:
