@@ -1,0 +1,302 @@
+"""The volumes of pods on this machine, and what of them each container gets.
+
+A pod has one directory; all that is made for it is in there, and goes with it. What is mounted
+there (sub paths) is unmounted before anything is removed, so that nothing else goes along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightkube.models import core_v1 as v1
+
+from winpod.compute import mounts
+from winpod.cri.proto import api_pb2 as api
+from winpod.node.atomic_files import write_files
+from winpod.node.environment import expand
+from winpod.node.facts import NodeFacts
+from winpod.node.requests import domain_of, hostname_of, metadata_of, spec_of
+from winpod.node.sources import Objects
+from winpod.node.volume_files import VolumeFailed, VolumeFiles
+from winpod.windows.paths import is_pipe, machine_path
+
+HOSTS = "C:\\Windows\\System32\\drivers\\etc\\hosts"
+TERMINATION_LOG = "/dev/termination-log"
+_HOST_KINDS = {
+    "Directory": Path.is_dir,
+    "DirectoryOrCreate": Path.is_dir,
+    "File": Path.is_file,
+    "FileOrCreate": Path.is_file,
+    "Socket": Path.is_socket,
+    "CharDevice": Path.is_char_device,
+    "BlockDevice": Path.is_block_device,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """The volumes of one pod: places by their names, and images that the runtime mounts itself."""
+
+    folder: Path
+    places: Mapping[str, Path]
+    images: Mapping[str, str] = field(default_factory=dict)
+    read_only: Collection[str] = ()
+
+    def for_container(
+        self,
+        container: v1.Container | v1.EphemeralContainer,
+        env: Mapping[str, str],
+        handler: str = "",
+    ) -> list[api.Mount]:
+        """The mounts that a container asks for; sub paths are made on the way."""
+        found = []
+        for number, mount in enumerate(container.volumeMounts or ()):
+            sub_path = mount.subPath or expand(mount.subPathExpr or "", env)
+            if image := self.images.get(mount.name):
+                spec = api.ImageSpec(image=image, runtime_handler=handler)
+                found.append(
+                    api.Mount(
+                        container_path=mount.mountPath,
+                        readonly=True,
+                        image=spec,
+                        image_sub_path=sub_path,
+                    )
+                )
+                continue
+            if mount.name not in self.places:
+                raise VolumeFailed(f'the pod has no volume "{mount.name}".')
+            source = self.places[mount.name]
+            if sub_path:
+                source = self._sub_path(source, sub_path, container.name, mount.name, number)
+            read_only = bool(mount.readOnly) or mount.name in self.read_only
+            found.append(
+                api.Mount(host_path=str(source), container_path=mount.mountPath, readonly=read_only)
+            )
+        return found
+
+    def _sub_path(
+        self, volume: Path, sub_path: str, container: str, name: str, number: int
+    ) -> Path:
+        """Mounted to a place of its own, so that nobody can put a link there afterwards."""
+        place = self.folder / "volume-subpaths" / name / container / str(number)
+        if os.path.ismount(place):
+            return place
+        try:
+            with mounts.opened(volume) as root:
+                wanted = _open_or_make(root, sub_path)
+                try:
+                    _mount_at(wanted, place)
+                finally:
+                    os.close(wanted)
+        except OSError as error:
+            raise VolumeFailed(
+                f'failed to prepare subPath "{sub_path}" of volume "{name}": {error.strerror}.'
+            ) from None
+        return place
+
+    def hosts_file(self, pod: v1.Pod, addresses: Sequence[str], facts: NodeFacts) -> api.Mount:
+        """The pod's own hosts file; every container has the same."""
+        file = self.folder / "etc-hosts"
+        text = hosts_text(pod, addresses, facts)
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        return api.Mount(host_path=str(file), container_path=HOSTS)
+
+    def termination_log(
+        self, container: v1.Container | v1.EphemeralContainer, restart_count: int
+    ) -> tuple[Path, api.Mount]:
+        """An empty file for the last words of a container, and where it is mounted."""
+        file = self.folder / "containers" / container.name / f"{restart_count}.message"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        file.chmod(0o666)
+        path = container.terminationMessagePath or TERMINATION_LOG
+        return file, api.Mount(host_path=str(file), container_path=path)
+
+
+class Volumes:
+    def __init__(self, objects: Objects, facts: NodeFacts) -> None:
+        self._objects = objects
+        self._facts = facts
+        self._root = facts.root / "pods"
+
+    def folder(self, uid: str) -> Path:
+        return self._root / uid
+
+    async def mount(self, pod: v1.Pod) -> Mounted:
+        """Every volume of a pod; again for one that has them changes nothing but their content."""
+        folder = self.folder(metadata_of(pod).uid or "")
+        files = VolumeFiles(pod, self._objects, self._facts)
+        places: dict[str, Path] = {}
+        images: dict[str, str] = {}
+        read_only: set[str] = set()
+        for volume in spec_of(pod).volumes or ():
+            written = await files.of(volume)
+            if written is not None:
+                places[volume.name] = folder / "volumes" / volume.name
+                read_only.add(volume.name)
+                await asyncio.to_thread(write_files, places[volume.name], written)
+            elif volume.image:
+                images[volume.name] = volume.image.reference or ""
+            else:
+                places[volume.name], is_fixed = await self._place(pod, volume, folder)
+                if is_fixed:
+                    read_only.add(volume.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Mounted(folder, places, images, read_only)
+
+    async def refresh(self, pod: v1.Pod) -> None:
+        """New content of config maps, secrets and tokens; sub paths keep what they had."""
+        files = VolumeFiles(pod, self._objects, self._facts)
+        for volume in spec_of(pod).volumes or ():
+            written = await files.of(volume)
+            if written is not None:
+                place = self.folder(metadata_of(pod).uid or "") / "volumes" / volume.name
+                await asyncio.to_thread(write_files, place, written)
+
+    async def unmount(self, uid: str) -> None:
+        await asyncio.to_thread(_discard, self.folder(uid))
+
+    async def sweep(self, known: Collection[str]) -> None:
+        """At start: what is left of pods that nobody knows."""
+        if self._root.exists():
+            for folder in await asyncio.to_thread(lambda: list(self._root.iterdir())):
+                if folder.name not in known:
+                    await self.unmount(folder.name)
+
+    async def _place(self, pod: v1.Pod, volume: v1.Volume, folder: Path) -> tuple[Path, bool]:
+        """Where a volume is, and whether it can only be read."""
+        if volume.emptyDir:
+            return _empty_directory(volume, folder), False
+        if volume.hostPath:
+            return _host_path(volume.hostPath.path, volume.hostPath.type or "", volume.name), False
+        if claim := volume.persistentVolumeClaim:
+            return await self._claimed(pod, claim.claimName), bool(claim.readOnly)
+        if volume.ephemeral:
+            return await self._claimed(pod, f"{metadata_of(pod).name}-{volume.name}"), False
+        raise VolumeFailed(
+            f'the volume "{volume.name}" is of a kind that this node cannot mount: '
+            f"{_kind_of(volume)}.",
+            "It mounts emptyDir, configMap, secret, projected, downwardAPI, hostPath, image, and "
+            "claims of local volumes.",
+        )
+
+    async def _claimed(self, pod: v1.Pod, name: str) -> Path:
+        namespace = metadata_of(pod).namespace or "default"
+        claim = await self._objects.claim(namespace, name)
+        if claim is None or claim.spec is None:
+            raise VolumeFailed(f'persistentvolumeclaim "{name}" not found')
+        if not claim.spec.volumeName:
+            raise VolumeFailed(f'persistentvolumeclaim "{name}" is not bound')
+        volume = await self._objects.volume(claim.spec.volumeName)
+        if volume is None or volume.spec is None:
+            raise VolumeFailed(f'persistentvolume "{claim.spec.volumeName}" not found')
+        if volume.spec.local:
+            return _host_path(volume.spec.local.path, "Directory", name)
+        if volume.spec.hostPath:
+            return _host_path(volume.spec.hostPath.path, volume.spec.hostPath.type or "", name)
+        raise VolumeFailed(
+            f'the volume "{claim.spec.volumeName}" of claim "{name}" is of a kind that this node '
+            f"cannot mount: {_kind_of(volume.spec)}.",
+            "It mounts local and hostPath volumes.",
+        )
+
+
+def hosts_text(pod: v1.Pod, addresses: Sequence[str], facts: NodeFacts) -> str:
+    name, domain = hostname_of(pod, facts), domain_of(pod, facts)
+    lines = ["# Kubernetes-managed hosts file.", "127.0.0.1\tlocalhost", "::1\tlocalhost"]
+    for address in addresses:
+        names = [f"{name}.{domain}", name] if domain else [name]
+        lines.append("\t".join((address, *names)))
+    if aliases := spec_of(pod).hostAliases:
+        lines += ["", "# Entries added by HostAliases."]
+        lines += ["\t".join((alias.ip, *(alias.hostnames or ()))) for alias in aliases]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _empty_directory(volume: v1.Volume, folder: Path) -> Path:
+    if volume.emptyDir and volume.emptyDir.medium:
+        raise VolumeFailed(
+            f'the volume "{volume.name}" is an emptyDir of medium {volume.emptyDir.medium}, which '
+            "Windows does not have.",
+            "Leave medium out.",
+        )
+    place = folder / "volumes" / volume.name
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o777)
+    return place
+
+
+def _host_path(path: str, kind: str, name: str) -> Path:
+    if is_pipe(path):
+        return Path(path)
+    place = Path(machine_path(path))
+    if kind == "DirectoryOrCreate":
+        place.mkdir(parents=True, exist_ok=True)
+    elif kind == "FileOrCreate" and not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    if kind and kind not in _HOST_KINDS:
+        raise VolumeFailed(f'the volume "{name}" has an unknown hostPath type: {kind}.')
+    if kind and not _HOST_KINDS[kind](place):
+        raise VolumeFailed(
+            f'hostPath type check failed: {path} of volume "{name}" is not a {kind.lower()}'
+        )
+    return place
+
+
+def _kind_of(source: v1.Volume | v1.PersistentVolumeSpec) -> str:
+    known = {"name", "capacity", "accessModes", "claimRef", "storageClassName", "volumeMode"}
+    told = (key for key in source.to_dict() if key not in known)
+    return next(told, "nothing")
+
+
+def _open_or_make(root: int, sub_path: str) -> int:
+    """What a path below a volume means, links inside it and all; directories are made."""
+    steps = [step for step in sub_path.replace("\\", "/").split("/") if step not in ("", ".")]
+    if ".." in steps:
+        raise VolumeFailed(f'subPath "{sub_path}" must not contain "..".')
+    here = ""
+    for step in steps:
+        there = f"{here}/{step}" if here else step
+        try:
+            os.close(mounts.open_below(root, there, os.O_PATH))
+        except FileNotFoundError:
+            folder = mounts.open_below(root, here, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.mkdir(step, 0o777, dir_fd=folder)
+            finally:
+                os.close(folder)
+        here = there
+    return mounts.open_below(root, here, os.O_PATH)
+
+
+def _mount_at(source: int, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    origin = Path(f"/proc/self/fd/{source}")
+    if origin.is_dir():
+        place.mkdir(exist_ok=True)
+    else:
+        place.touch()
+    tree = mounts.clone(origin)
+    try:
+        target = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        try:
+            mounts.attach(tree, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(tree)
+
+
+def _discard(folder: Path) -> None:
+    if not folder.exists():
+        return
+    for place in sorted((folder / "volume-subpaths").glob("*/*/*"), reverse=True):
+        mounts.unmount(place)
+    shutil.rmtree(folder)

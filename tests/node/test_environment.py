@@ -1,0 +1,196 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube.models import core_v1 as v1
+
+from tests.node.known_objects import KnownObjects, encoded, facts_in, pod_of, read
+from winpod.node.environment import ConfigError, expand, resolve
+
+OBJECTS = KnownObjects(
+    config_maps={"shop/settings": read(v1.ConfigMap, {"data": {"level": "7", "color": "blue"}})},
+    secrets={"shop/login": read(v1.Secret, {"data": encoded(password="secret")})},
+    all_services={
+        "shop": [
+            read(
+                v1.Service,
+                {
+                    "metadata": {"name": "my-db", "namespace": "shop"},
+                    "spec": {
+                        "clusterIP": "10.96.1.2",
+                        "ports": [{"name": "sql", "port": 1433}, {"port": 53, "protocol": "UDP"}],
+                    },
+                },
+            ),
+            read(
+                v1.Service,
+                {
+                    "metadata": {"name": "headless", "namespace": "shop"},
+                    "spec": {"clusterIP": "None", "ports": [{"port": 1}]},
+                },
+            ),
+        ],
+        "default": [
+            read(
+                v1.Service,
+                {
+                    "metadata": {"name": "kubernetes", "namespace": "default"},
+                    "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]},
+                },
+            )
+        ],
+    },
+)
+
+
+def variable(source: dict[str, Any]) -> dict[str, Any]:
+    return {"env": [{"name": "A", "valueFrom": source}]}
+
+
+async def variables(
+    tmp_path: Path, container: dict[str, Any], spec: dict[str, Any] | None = None, **metadata: Any
+) -> dict[str, str]:
+    described = {"name": "app", "image": "app:1", **container}
+    pod = pod_of(
+        {"containers": [described], "enableServiceLinks": False, **(spec or {})}, **metadata
+    )
+    assert pod.spec
+    facts = facts_in(tmp_path)
+    return await resolve(pod, pod.spec.containers[0], OBJECTS, facts, ["10.244.0.5", "fd00::5"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", "plain"),
+        ("$(A)-$(B)", "1-2"),
+        ("$(MISSING)", "$(MISSING)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$A $", "$A $"),
+        ("$(A", "$(A"),
+        ("$()", "$()"),
+    ],
+)
+def test_references_are_expanded_as_kubernetes_does(text: str, expected: str) -> None:
+    assert expand(text, {"A": "1", "B": "2"}) == expected
+
+
+async def test_later_variables_refer_to_earlier_ones_and_go_before_them(tmp_path: Path) -> None:
+    env = [
+        {"name": "A", "value": "one"},
+        {"name": "B", "value": "$(A) and $(C)"},
+        {"name": "C", "value": "three"},
+        {"name": "color", "value": "red"},
+    ]
+    sources = [{"configMapRef": {"name": "settings"}, "prefix": ""}]
+    found = await variables(tmp_path, {"env": env, "envFrom": sources})
+    assert found["B"] == "one and $(C)"
+    assert (found["color"], found["level"]) == ("red", "7")
+
+
+async def test_values_come_from_config_maps_and_secrets(tmp_path: Path) -> None:
+    env = [
+        {"name": "L", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "level"}}},
+        {"name": "P", "valueFrom": {"secretKeyRef": {"name": "login", "key": "password"}}},
+        {
+            "name": "NOT",
+            "valueFrom": {"secretKeyRef": {"name": "none", "key": "x", "optional": True}},
+        },
+        {"name": "LP", "value": "$(L)$(P)"},
+    ]
+    sources = [{"secretRef": {"name": "login"}, "prefix": "DB_"}]
+    found = await variables(tmp_path, {"env": env, "envFrom": sources})
+    assert (found["L"], found["P"], found["LP"]) == ("7", "secret", "7secret")
+    assert found["DB_password"] == "secret"
+    assert "NOT" not in found
+
+
+@pytest.mark.parametrize(
+    ("container", "sentence"),
+    [
+        (
+            variable({"secretKeyRef": {"name": "x", "key": "y"}}),
+            'secret "x" not found',
+        ),
+        (
+            {
+                "env": [
+                    {
+                        "name": "A",
+                        "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "z"}},
+                    }
+                ]
+            },
+            "couldn't find key z in ConfigMap shop/settings",
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "none"}}]}, 'configmap "none" not found'),
+        (
+            variable({"fieldRef": {"fieldPath": "spec.nope"}}),
+            "unsupported fieldPath: spec.nope",
+        ),
+    ],
+)
+async def test_what_is_missing_stops_the_container_in_the_kubelets_words(
+    tmp_path: Path, container: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        await variables(tmp_path, container)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("metadata.name", "web"),
+        ("metadata.namespace", "shop"),
+        ("metadata.uid", "uid-1"),
+        ("metadata.labels['app']", "web"),
+        ("metadata.annotations['none']", ""),
+        ("metadata.labels", 'app="web"'),
+        ("spec.nodeName", "win-1"),
+        ("spec.serviceAccountName", "default"),
+        ("status.hostIP", "10.0.0.9"),
+        ("status.podIP", "10.244.0.5"),
+        ("status.podIPs", "10.244.0.5,fd00::5"),
+    ],
+)
+async def test_fields_of_the_pod(tmp_path: Path, path: str, expected: str) -> None:
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+    found = await variables(tmp_path, {"env": env}, labels={"app": "web"})
+    assert found["A"] == expected
+
+
+@pytest.mark.parametrize(
+    ("resource", "divisor", "expected"),
+    [
+        ("limits.cpu", "", "2"),
+        ("limits.cpu", "1m", "1500"),
+        ("requests.cpu", "", "1"),
+        ("limits.memory", "1Mi", "64"),
+        ("requests.memory", "", "0"),
+        ("limits.ephemeral-storage", "1Gi", "100"),
+    ],
+)
+async def test_resources_are_told_in_units_and_rounded_up(
+    tmp_path: Path, resource: str, divisor: str, expected: str
+) -> None:
+    limits = {"limits": {"cpu": "1500m", "memory": "64Mi"}, "requests": {"cpu": "100m"}}
+    reference = {"resource": resource, "divisor": divisor or None}
+    env = [{"name": "A", "valueFrom": {"resourceFieldRef": reference}}]
+    found = await variables(tmp_path, {"env": env, "resources": limits})
+    assert found["A"] == expected
+
+
+async def test_services_are_variables_where_links_are_wanted(tmp_path: Path) -> None:
+    without = await variables(tmp_path, {})
+    assert without["KUBERNETES_SERVICE_HOST"] == "10.96.0.1"
+    assert not any(name.startswith("MY_DB") for name in without)
+    found = await variables(
+        tmp_path, {"env": [{"name": "MY_DB_PORT", "value": "own"}]}, {"enableServiceLinks": True}
+    )
+    assert found["MY_DB_SERVICE_HOST"] == "10.96.1.2"
+    assert found["MY_DB_SERVICE_PORT_SQL"] == "1433"
+    assert found["MY_DB_PORT"] == "own"
+    assert found["MY_DB_PORT_1433_TCP"] == "tcp://10.96.1.2:1433"
+    assert found["MY_DB_PORT_53_UDP_PROTO"] == "udp"
+    assert not any(name.startswith("HEADLESS") for name in found)
