@@ -49,6 +49,7 @@ enum event {
     JOB_CHANGED,
     HANDLER_ENDED,
     STOPPED,
+    QUIET_SEEN,
 };
 
 struct session;
@@ -77,7 +78,7 @@ struct session {
     struct session *next;
     DWORD id, pid, code, outstanding;
     LONG credit;
-    BOOL whole, exited, finished, closed;
+    BOOL whole, exited, finished, closed, looking;
     BOOL piped, waiting; /* it is a named pipe, which nobody has opened yet */
     ULONGLONG last_heard;
     HANDLE process, job, keys, screen;
@@ -268,15 +269,35 @@ static void finish(struct session *session)
     send_number(session->id, EXIT, session->code);
 }
 
-/* A program has exited when it has ended and all that it wrote is on its way. */
+static void *key_of(struct session *session, enum event event)
+{
+    return (void *)((ULONG_PTR)session->id << 8 | event);
+}
+
+static BOOL is_quiet(struct session *session)
+{
+    BOOL listening = (!session->output.pipe || session->output.reading)
+        && (!session->errors.pipe || session->errors.reading);
+    return listening && GetTickCount64() - session->last_heard > QUIET;
+}
+
+/* A program has exited when it has ended and all that it wrote is on its way. Where others hold its
+ * streams open, it is quiet only if all that had come by then was looked at, however late we are. */
 static void finish_if_over(struct session *session)
 {
     if (!session->exited || session->finished || session->closed)
         return;
-    BOOL ended = !session->output.pipe && !session->errors.pipe;
-    BOOL listening = (!session->output.pipe || session->output.reading)
-        && (!session->errors.pipe || session->errors.reading);
-    if (ended || (listening && GetTickCount64() - session->last_heard > QUIET))
+    if (!session->output.pipe && !session->errors.pipe)
+        finish(session);
+    else if (is_quiet(session) && !session->looking)
+        session->looking = PostQueuedCompletionStatus(port, 0, (ULONG_PTR)key_of(session, QUIET_SEEN),
+                                                      NULL);
+}
+
+static void quiet_seen(struct session *session)
+{
+    session->looking = FALSE;
+    if (!session->finished && is_quiet(session))
         finish(session);
 }
 
@@ -1032,11 +1053,6 @@ static void CALLBACK post_stopped(void *key, BOOLEAN timed_out)
     PostQueuedCompletionStatus(port, timed_out, (ULONG_PTR)key, NULL);
 }
 
-static void *key_of(struct session *session, enum event event)
-{
-    return (void *)((ULONG_PTR)session->id << 8 | event);
-}
-
 /* One program after the other, the newest first, as a console of Windows ends them. */
 static void stop_next(struct session *session)
 {
@@ -1296,6 +1312,10 @@ static void take_event(DWORD size, ULONG_PTR key, OVERLAPPED *io, BOOL well)
     case STOPPED:
         if (session)
             stopped(session, (BOOL)size);
+        return;
+    case QUIET_SEEN:
+        if (session)
+            quiet_seen(session);
     }
 }
 
