@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,9 +40,10 @@ class LoopbackNetworks(SimulatedNetworks):
         return await super().connect(attachment, netns)
 
     async def dial(
-        self, sandbox_id: str, port: int
+        self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         assert sandbox_id in self.connected
+        assert addresses
         return await asyncio.open_connection("127.0.0.1", port)
 
     async def trouble(self) -> str:

@@ -247,6 +247,18 @@ async def test_attach_joins_the_containers_own_program(
     await one.until_logged("stdout F heard first")
 
 
+async def test_streams_are_joined_again_after_a_restart(node: Node, pod: tuple[Pod, str]) -> None:
+    one, image = pod
+    await one.talk(image, envs=[api.KeyValue(key="WHO", value=b"winpod")])
+    await node.__aexit__()
+    one.client = await node.__aenter__()
+    async with one.attach("-stdin", "-stdout") as running:
+        running.stdin.write(b"again\n")
+        assert await running.stdout.readline() == b"heard again\n"
+    async with one.exec(["cmd", "/c", "echo %WHO%"], "-stdout") as running:
+        assert await running.stdout.read() == b"winpod\r\n"
+
+
 async def test_input_that_is_for_one_client_ends_with_it(pod: tuple[Pod, str]) -> None:
     one, image = pod
     await one.talk(image, stdin_once=True)

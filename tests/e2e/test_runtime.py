@@ -1,7 +1,7 @@
 """Windows containers through the CRI: a real image, a real Wine, a real log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ class LonelyNetworks:
         self.namespaces.remove(sandbox_id)
 
     async def dial(
-        self, sandbox_id: str, port: int
+        self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         nowhere = self.namespaces.directory / "nowhere"
         networks = SandboxNetworks(self.namespaces, Cni(nowhere, (), nowhere))
-        return await networks.dial(sandbox_id, port)
+        return await networks.dial(sandbox_id, port, addresses)
 
     async def sweep(self, known: Collection[str]) -> list[str]:
         for name in self.namespaces.names():

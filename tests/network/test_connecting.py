@@ -100,18 +100,19 @@ async def test_bandwidth_is_limited_where_a_pod_asks_for_it(machine: Machine) ->
     assert machine.leftovers() == NOTHING
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "own"])
 async def test_a_port_is_dialled_as_from_inside(machine: Machine, address: str) -> None:
     machine.use_default()
     networks = machine.networks()
-    await networks.connect(machine.attachment("one"))
+    own = (await networks.connect(machine.attachment("one"))).addresses
+    address = own[0] if address == "own" else address
 
     def serve() -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, 80), family=family)
 
     with networks.namespaces.call("one", serve) as server:
-        _, writer = await networks.dial("one", 80)
+        _, writer = await networks.dial("one", 80, own)
         writer.write(b"hello")
         await writer.drain()
         connection, _ = server.accept()

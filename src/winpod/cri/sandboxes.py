@@ -35,7 +35,7 @@ class Networks(Protocol):
     async def disconnect(self, sandbox_id: str) -> None: ...
 
     async def dial(
-        self, sandbox_id: str, port: int
+        self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of the sandbox, as its own processes would make it."""
 

@@ -113,7 +113,8 @@ class Joints:
     async def connect(
         self, sandbox_id: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await self._networks.dial(ready_sandbox(self._state, sandbox_id).id, port)
+        sandbox = ready_sandbox(self._state, sandbox_id)
+        return await self._networks.dial(sandbox.id, port, sandbox.ips.split())
 
 
 class TooSlow(WinpodError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from winpod.network.errors import NotListening
 from winpod.network.namespaces import Namespaces
 from winpod.windows.errors import WinpodError
 
-_LOCALHOST = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+_LOCALHOST = ("127.0.0.1", "::1")
 
 
 class SandboxNetworks:
@@ -53,11 +53,13 @@ class SandboxNetworks:
         await asyncio.to_thread(self.namespaces.remove, sandbox_id)
 
     async def dial(
-        self, sandbox_id: str, port: int
+        self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a port as a process of the sandbox would make it, to localhost."""
+        """A connection to a port as a process of the sandbox would make it: to localhost, or to
+        one of the sandbox's own addresses, which is where Windows dials."""
         reason = ""
-        for family, address in _LOCALHOST:
+        for address in (*_LOCALHOST, *addresses):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
             dialled = await asyncio.to_thread(
                 self.namespaces.call, sandbox_id, partial(socket.socket, family)
             )

@@ -47,8 +47,9 @@ class SimulatedNetworks:
         self.connected.pop(sandbox_id, None)
 
     async def dial(
-        self, sandbox_id: str, port: int
+        self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        del addresses
         raise NotListening(
             f'failed to connect to localhost:{port} for pod "{sandbox_id}": it is simulated.'
         )
