@@ -171,6 +171,14 @@ async def test_a_pod_lives_by_crictl_alone(machine: Machine) -> None:
         pods = json.loads(await crictl("statsp", "-o", "json", "--id", pod))["stats"]
         assert int(pods[0]["windows"]["process"]["processCount"]["value"]) > 0
 
+        known = json.loads(await crictl("metricdescs", "-o", "json"))["descriptors"]
+        told = json.loads(await crictl("metricsp", "-o", "json"))["podMetrics"]
+        names = {metric["name"] for metric in told[0]["containerMetrics"][0]["metrics"]}
+        assert names
+        assert names <= {descriptor["name"] for descriptor in known}
+        kept = json.loads(await crictl("imagefsinfo"))["status"]["imageFilesystems"]
+        assert int(kept[0]["usedBytes"]["value"]) > 0
+
         assert (await crictl("update", "--memory", str(768 << 20), container)).strip() == container
         resources = (await machine.state(container))["resources"]["windows"]
         assert int(resources["memoryLimitInBytes"]) == 768 << 20
@@ -215,6 +223,10 @@ async def test_a_terminal_is_joined(machine: Machine, transport: str) -> None:
             await ours.until("C:\\>")
             ours.type("ver\r")
             await ours.until("Microsoft Windows 10.0.20348")
+            await ours.until("C:\\>")
+            ours.type("ping -n 90 127.0.0.1\r")
+            await ours.until("Reply from")
+            ours.type("\x03")
             await ours.until("C:\\>")
             ours.type("exit\r")
             assert await process.wait() == 0
