@@ -66,9 +66,14 @@ class Meter:
 
     async def containers(self, containers: Iterable[Container]) -> tuple[Reading, ...]:
         """Of those that are still there; what goes while it is asked for is left out."""
-        self._rates = {id_: r for id_, r in self._rates.items() if id_ in self._state.containers}
+        self._forget_the_gone()
         found = await asyncio.gather(*(self._maybe(container) for container in containers))
         return tuple(reading for reading in found if reading)
+
+    def _forget_the_gone(self) -> None:
+        there = self._state.containers
+        if len(self._rates) > len(there):
+            self._rates = {id_: rate for id_, rate in self._rates.items() if id_ in there}
 
     async def pod(self, sandbox: Sandbox) -> PodReading:
         containers = await self.containers(shown(self._state.containers_of(sandbox)))
