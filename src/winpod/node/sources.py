@@ -44,7 +44,7 @@ class Reporter(Protocol):
     async def event(
         self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""
     ) -> None:
-        """`container` is its name, with its list where that is not `containers`."""
+        """`container` is the name of the one that it is about, if it is about one."""
 
     async def gone(self, pod: v1.Pod) -> None:
         """The last trace of a deleted pod is away from this node."""

@@ -1,0 +1,169 @@
+"""Whether the node takes a pod that was bound to it, and in which words it does not.
+
+The scheduler has chosen already, but not always, and not always with what is true now. A pod that
+is not taken has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from decimal import ROUND_CEILING, Decimal
+
+from lightkube.models import core_v1 as v1
+
+from winpod.node.facts import NodeFacts
+from winpod.node.pods import qos_class
+from winpod.node.requests import metadata_of, spec_of
+from winpod.node.status import Why
+from winpod.windows import objects
+from winpod.windows.errors import InvalidInput
+from winpod.windows.objects import OS_LABEL
+from winpod.windows.scheduling import Admitted, needs, scheduling_reasons
+from winpod.windows.verdicts import Cause
+
+_COUNTED = ("pods", "cpu", "memory", "ephemeral-storage")
+_SCALE = {"cpu": 1000}
+_PREDICATES = {
+    Cause.SELECTOR: (
+        "NodeAffinity",
+        "node(s) didn't match Pod's node affinity/selector",
+    ),
+    Cause.AFFINITY: (
+        "NodeAffinity",
+        "node(s) didn't match Pod's node affinity/selector",
+    ),
+    Cause.NODE_NAME: ("NodeName", "node(s) didn't match the requested node name"),
+    Cause.TAINT: ("TaintToleration", "node(s) had untolerated taint(s)"),
+}
+
+
+def refusal(
+    pod: v1.Pod,
+    others: Iterable[v1.Pod],
+    facts: NodeFacts,
+    node: v1.Node | None,
+    pressures: frozenset[str] = frozenset(),
+) -> Why | None:
+    """Why the pod is not taken beside the others; None where it is.
+
+    `node` is the node as others see it: its labels and taints may have been changed. `pressures`
+    are its conditions that keep pods away.
+    """
+    reasons = _reasons(pod, list(others), facts, node, pressures)
+    try:
+        return next(reasons, None)
+    except InvalidInput as error:
+        return Why("UnexpectedAdmissionError", str(error))
+
+
+def _reasons(
+    pod: v1.Pod,
+    others: list[v1.Pod],
+    facts: NodeFacts,
+    node: v1.Node | None,
+    pressures: frozenset[str],
+) -> Iterator[Why]:
+    if pressed := _pressed(pod, pressures):
+        yield Why("Evicted", f"The node had condition: [{pressed}]. ")
+    yield from _other_system(pod)
+    template = read(pod)
+    yield from _lack_of_room(template, [read(other) for other in others], facts)
+    if _taken_ports(pod, others):
+        yield _failed("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+    placed = replace(template, node_name=template.node_name or facts.name)
+    for reason in scheduling_reasons(Admitted(placed), _as_seen(facts, node)):
+        if reason.cause in _PREDICATES:
+            yield _failed(*_PREDICATES[reason.cause])
+
+
+def _failed(predicate: str, sentence: str) -> Why:
+    return Why(predicate, f"Predicate {predicate} failed: {sentence}")
+
+
+def read(pod: v1.Pod) -> objects.Pod:
+    """The pod as placement knows it."""
+    return objects.Pod.from_template(pod.to_dict())
+
+
+def requests_of(pod: v1.Pod) -> dict[str, Decimal]:
+    """What is set aside for the pod, with its overhead."""
+    return {name: amount for name, amount in needs(read(pod)) if name != "pods"}
+
+
+def _pressed(pod: v1.Pod, pressures: frozenset[str]) -> str:
+    """The condition that keeps the pod away: memory keeps only those that ask for none."""
+    keys = {"MemoryPressure": "memory-pressure", "DiskPressure": "disk-pressure"}
+    tolerations = read(pod).tolerations
+    for condition in sorted(pressures):
+        taint = objects.Taint(f"node.kubernetes.io/{keys.get(condition, condition)}")
+        if any(toleration.tolerates(taint) for toleration in tolerations):
+            continue
+        if condition == "MemoryPressure" and qos_class(pod) != "BestEffort":
+            continue
+        return condition
+    return ""
+
+
+def _other_system(pod: v1.Pod) -> Iterator[Why]:
+    label = (metadata_of(pod).labels or {}).get(OS_LABEL, "windows")
+    if label != "windows":
+        yield Why(
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        )
+    stated = spec_of(pod).os
+    if stated and stated.name != "windows":
+        yield Why("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+
+
+def _lack_of_room(
+    pod: objects.Pod, others: Iterable[objects.Pod], facts: NodeFacts
+) -> Iterator[Why]:
+    used: dict[str, Decimal] = {}
+    for other in others:
+        for name, amount in needs(other):
+            used[name] = used.get(name, Decimal(0)) + amount
+    asked = dict(needs(pod))
+    capacity = facts.allocatable()
+    for name in _COUNTED:
+        wanted, taken, size = (_whole(name, table) for table in (asked, used, capacity))
+        if wanted and wanted > size - taken:
+            yield Why(
+                f"OutOf{name}",
+                f"Node didn't have enough resource: {name}, requested: {wanted}, used: {taken}, "
+                f"capacity: {size}",
+            )
+
+
+def _whole(name: str, amounts: Mapping[str, Decimal]) -> int:
+    amount = amounts.get(name, Decimal(0)) * _SCALE.get(name, 1)
+    return int(amount.to_integral_value(ROUND_CEILING))
+
+
+def _taken_ports(pod: v1.Pod, others: Iterable[v1.Pod]) -> bool:
+    taken = [port for other in others for port in _host_ports(other)]
+    return any(_collide(mine, theirs) for mine in _host_ports(pod) for theirs in taken)
+
+
+def _host_ports(pod: v1.Pod) -> Iterator[tuple[str, str, int]]:
+    for container in spec_of(pod).containers:
+        for port in container.ports or ():
+            if port.hostPort:
+                yield port.hostIP or "0.0.0.0", port.protocol or "TCP", port.hostPort  # noqa: S104
+
+
+def _collide(one: tuple[str, str, int], other: tuple[str, str, int]) -> bool:
+    anywhere = "0.0.0.0" in (one[0], other[0])  # noqa: S104
+    return one[1:] == other[1:] and (anywhere or one[0] == other[0])
+
+
+def _as_seen(facts: NodeFacts, node: v1.Node | None) -> objects.Node:
+    own = objects.Node(
+        name=facts.name, labels=tuple(sorted(facts.all_labels.items())), taints=facts.taints
+    )
+    if node is None:
+        return own
+    seen = objects.Node.from_object(node.to_dict())
+    labels = facts.all_labels | dict(seen.labels)
+    return replace(own, labels=tuple(sorted(labels.items())), taints=seen.taints)
