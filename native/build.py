@@ -1,5 +1,7 @@
 """Builds winpod's programs in C with PyPI's `ziglang`, into src/winpod/native/.
 
+A program is the file of its name, or all files in the directory of its name.
+
 Hatch runs it whenever the package is built or installed, so that an installed winpod has the
 programs and needs no compiler; `python native/build.py` runs it by hand.
 """
@@ -34,9 +36,6 @@ PROGRAMS = {
     "winit": LINUX,
     "wproxy": LINUX,
 }
-MORE_SOURCES = {"wproxy": ("io", "log", "relay")}
-
-
 PLATFORMS = ("manylinux2014_x86_64", "musllinux_1_1_x86_64")
 """Any Linux of the programs' architecture: they are static."""
 
@@ -52,12 +51,11 @@ class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]
 
 def build() -> None:
     TARGET.mkdir(exist_ok=True)
-    shared = max(header.stat().st_mtime for header in SOURCE.glob("*.h"))
     for name, options in PROGRAMS.items():
         program = TARGET / name
-        parts = (program.stem, *MORE_SOURCES.get(name, ()))
-        sources = [SOURCE / f"{part}.c" for part in parts]
-        newest = max(shared, *(source.stat().st_mtime for source in sources))
+        sources = [*SOURCE.glob(f"{program.stem}.c"), *sorted(SOURCE.glob(f"{program.stem}/*.c"))]
+        headers = [*SOURCE.glob("*.h"), *SOURCE.glob(f"{program.stem}/*.h")]
+        newest = max(file.stat().st_mtime for file in (*sources, *headers))
         if not program.exists() or program.stat().st_mtime < newest:
             compile_program(sources, program, options)
 

@@ -32,7 +32,7 @@ enum frame_type {
     SIGNAL = 4,      /* u8 kind */
     RESIZE = 5,      /* u16 columns, u16 rows */
     PROCESSES = 6,   /* nothing */
-    REGISTRY = 7,    /* changes, one after the other: see wagent.c */
+    REGISTRY = 7,    /* changes, one after the other: see requests.c of wagent */
     PING = 8,        /* nothing */
     PIPE = 9,        /* text: a name; DONE when it is a named pipe, CONNECTED when it is opened */
     TAKEN = 10,      /* u32 bytes of a pipe's frames that have gone on: what CREDIT is to programs */
@@ -46,7 +46,7 @@ enum frame_type {
     EXIT = 68,       /* u32 exit code */
     FAILED = 69,     /* u32 Windows error code, its sentence in UTF-8 */
     WINDOW = 70,     /* u32 bytes of INPUT that were taken */
-    PROCESS_LIST = 71, /* records, one after the other: see wagent.c */
+    PROCESS_LIST = 71, /* records, one after the other: see requests.c of wagent */
     DONE = 72,       /* nothing */
     CONNECTED = 73,  /* nothing: from here on INPUT and OUTPUT are what travels in the pipe */
 };

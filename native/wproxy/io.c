@@ -4,10 +4,11 @@
 #include "io.h"
 
 #include <errno.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "../protocol.h"
 
 bool write_all(int fd, const void *data, size_t size)
 {
@@ -35,6 +36,14 @@ bool read_all(int fd, void *data, size_t size)
         size -= (size_t)now;
     }
     return true;
+}
+
+bool tell(int agent, uint8_t type, const void *payload, uint32_t size)
+{
+    uint8_t header[FRAME_HEADER];
+    put32(header, size);
+    header[4] = type;
+    return write_all(agent, header, sizeof header) && write_all(agent, payload, size);
 }
 
 struct sockaddr_un address_of(int folder, const char *name)

@@ -1,0 +1,132 @@
+/* Console events, delivered as Windows does it: by a thread in the program that runs kernelbase's
+ * CtrlRoutine. Wine's own console knows Ctrl+C and Ctrl+Break only.
+ */
+
+#include "wagent.h"
+
+static BOOL peek(HANDLE process, const BYTE *from, void *into, SIZE_T size)
+{
+    SIZE_T got;
+    return ReadProcessMemory(process, from, into, size, &got) && got == size;
+}
+
+/* Where a module of another process has one of its tables, whatever its bitness. */
+static BYTE *table_of(HANDLE process, BYTE *module, int which)
+{
+    IMAGE_DOS_HEADER dos;
+    IMAGE_NT_HEADERS64 head;
+    if (!peek(process, module, &dos, sizeof dos)
+        || !peek(process, module + dos.e_lfanew, &head, sizeof head))
+        return NULL;
+    IMAGE_DATA_DIRECTORY *directory = head.OptionalHeader.DataDirectory;
+    if (head.OptionalHeader.Magic == IMAGE_NT_OPTIONAL_HDR32_MAGIC)
+        directory = ((IMAGE_NT_HEADERS32 *)&head)->OptionalHeader.DataDirectory;
+    return directory[which].VirtualAddress ? module + directory[which].VirtualAddress : NULL;
+}
+
+static int compare(const char *one, const char *other)
+{
+    while (*one && *one == *other)
+        one++, other++;
+    return (BYTE)*one - (BYTE)*other;
+}
+
+static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
+{
+    BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_EXPORT);
+    IMAGE_EXPORT_DIRECTORY table;
+    if (!at || !peek(process, at, &table, sizeof table))
+        return NULL;
+    DWORD low = 0, high = table.NumberOfNames;
+    while (low < high) {
+        DWORD middle = low + (high - low) / 2, name, function;
+        WORD ordinal;
+        char found[32] = {0};
+        if (!peek(process, module + table.AddressOfNames + 4ull * middle, &name, sizeof name)
+            || !peek(process, module + name, found, sizeof found - 1))
+            return NULL;
+        int order = compare(wanted, found);
+        if (order < 0)
+            high = middle;
+        else if (order > 0)
+            low = middle + 1;
+        else if (peek(process, module + table.AddressOfNameOrdinals + 2ull * middle, &ordinal, 2)
+                 && peek(process, module + table.AddressOfFunctions + 4ull * ordinal, &function, 4))
+            return module + function;
+        else
+            return NULL;
+    }
+    return NULL;
+}
+
+/* Where a module keeps the address of a function that it imports from another by name. */
+static BYTE *imported(HANDLE process, BYTE *module, const char *wanted, SIZE_T width)
+{
+    BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_IMPORT);
+    IMAGE_IMPORT_DESCRIPTOR from;
+    for (; at && peek(process, at, &from, sizeof from) && from.Name; at += sizeof from) {
+        ULONGLONG name = 0;
+        for (SIZE_T i = 0; peek(process, module + from.OriginalFirstThunk + i, &name, width) && name;
+             i += width) {
+            char found[32] = {0};
+            if (!(name >> (8 * width - 1)) && peek(process, module + name + 2, found, sizeof found - 1)
+                && !compare(wanted, found))
+                return module + from.FirstThunk + i;
+        }
+    }
+    return NULL;
+}
+
+/* A program without a handler for an event exits with INTERRUPTED, but Wine's default handler exits
+ * with 0. It alone calls ntdll's exit by what kernelbase imports, so there the code is put right. */
+static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
+{
+    BYTE wide_code[] = {0xB9, 0x3A, 0x01, 0x00, 0xC0, 0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xE0};
+    BYTE narrow_code[] = {0xC7, 0x44, 0x24, 0x04, 0x3A, 0x01, 0x00, 0xC0, 0xB8, 0, 0, 0, 0, 0xFF, 0xE0};
+    BYTE *code = narrow ? narrow_code : wide_code, there[5];
+    SIZE_T size = narrow ? sizeof narrow_code : sizeof wide_code, width = narrow ? 4 : 8, done;
+    BYTE *slot = imported(process, kernelbase, "RtlExitUserProcess", width), *exit = NULL;
+    if (!slot || !peek(process, slot, &exit, width) || !peek(process, exit, there, sizeof there))
+        return;
+    if (RtlCompareMemory(there, code, sizeof there) == sizeof there)
+        return; /* done for an event before */
+    CopyMemory(code + size - 2 - width, &exit, width);
+    BYTE *placed = VirtualAllocEx(process, NULL, size, MEM_COMMIT | MEM_RESERVE,
+                                  PAGE_EXECUTE_READWRITE);
+    DWORD before;
+    if (!placed || (narrow && (ULONG_PTR)placed >> 32)
+        || !WriteProcessMemory(process, placed, code, size, &done)
+        || !VirtualProtectEx(process, slot, width, PAGE_READWRITE, &before))
+        return;
+    WriteProcessMemory(process, slot, &placed, width, &done);
+    VirtualProtectEx(process, slot, width, before, &before);
+}
+
+/* A thread in a program that runs its handlers for an event. libuv, and so Node.js, hears nothing
+ * of a shutdown: for its programs the console closes instead. */
+HANDLE raise_event(HANDLE process, DWORD event)
+{
+    HMODULE modules[16];
+    DWORD size, many;
+    BOOL narrow = FALSE;
+    IsWow64Process(process, &narrow);
+    if (!K32EnumProcessModulesEx(process, modules, sizeof modules, &size,
+                                 narrow ? LIST_MODULES_32BIT : LIST_MODULES_64BIT))
+        return NULL;
+    many = min(size, sizeof modules) / sizeof *modules;
+    if (many && event == CTRL_SHUTDOWN_EVENT
+        && exported(process, (BYTE *)modules[0], "uv_signal_start"))
+        event = CTRL_CLOSE_EVENT;
+    for (DWORD i = 1; i < many; i++) {
+        WCHAR name[32];
+        if (!K32GetModuleBaseNameW(process, modules[i], name, 32)
+            || lstrcmpiW(name, L"kernelbase.dll"))
+            continue;
+        BYTE *routine = exported(process, (BYTE *)modules[i], "CtrlRoutine");
+        exit_interrupted(process, (BYTE *)modules[i], narrow);
+        return routine ? CreateRemoteThread(process, NULL, 0, (LPTHREAD_START_ROUTINE)(void *)routine,
+                                            (void *)(ULONG_PTR)event, 0, NULL)
+                       : NULL;
+    }
+    return NULL;
+}

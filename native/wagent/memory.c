@@ -1,0 +1,38 @@
+/* Memory and handles, where there is no C library. */
+
+#include "wagent.h"
+
+/* The compiler calls these by itself. */
+void *memcpy(void *to, const void *from, size_t size)
+{
+    BYTE *at = to;
+    __asm__ volatile("rep movsb" : "+D"(at), "+S"(from), "+c"(size) : : "memory");
+    return to;
+}
+
+void *memset(void *to, int value, size_t size)
+{
+    BYTE *at = to;
+    __asm__ volatile("rep stosb" : "+D"(at), "+c"(size) : "a"(value) : "memory");
+    return to;
+}
+
+void *allocate(SIZE_T size)
+{
+    void *memory = HeapAlloc(GetProcessHeap(), HEAP_ZERO_MEMORY, size);
+    if (!memory)
+        ExitProcess(ERROR_NOT_ENOUGH_MEMORY);
+    return memory;
+}
+
+void release(void *memory)
+{
+    HeapFree(GetProcessHeap(), 0, memory);
+}
+
+void drop(HANDLE *handle)
+{
+    if (*handle)
+        CloseHandle(*handle);
+    *handle = NULL;
+}

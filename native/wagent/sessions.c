@@ -1,0 +1,103 @@
+/* From the first frame of a client to the last of what it asked for. */
+
+#include "wagent.h"
+
+#define QUIET 250 /* ms that a stream others hold open stays silent before an exit counts */
+
+struct session *sessions;
+
+struct session *find(DWORD id)
+{
+    for (struct session *session = sessions; session; session = session->next)
+        if (session->id == id && !session->closed)
+            return session;
+    return NULL;
+}
+
+void *key_of(struct session *session, enum event event)
+{
+    return (void *)((ULONG_PTR)session->id << 8 | event);
+}
+
+struct session *open_session(DWORD id)
+{
+    struct session *session = allocate(sizeof *session);
+    session->id = id;
+    session->credit = OUTPUT_WINDOW;
+    session->output.session = session->errors.session = session->input.session = session;
+    session->output.type = OUTPUT;
+    session->errors.type = ERRORS;
+    session->next = sessions;
+    sessions = session;
+    return session;
+}
+
+/* The client has gone, or never was: nothing of the session may go on. */
+void close_session(struct session *session)
+{
+    if (session->closed)
+        return;
+    session->closed = TRUE;
+    if (session->job && !(session->exited && !session->whole))
+        TerminateJobObject(session->job, INTERRUPTED);
+    end_stop(session);
+    end_console(session);
+    HANDLE pipes[] = {session->output.pipe, session->errors.pipe, session->input.pipe};
+    for (int i = 0; i < 3; i++)
+        if (pipes[i])
+            CancelIoEx(pipes[i], NULL);
+    free_if_over(session);
+}
+
+void free_if_over(struct session *session)
+{
+    if (!session->closed || session->outstanding)
+        return;
+    for (struct session **at = &sessions; *at; at = &(*at)->next) {
+        if (*at != session)
+            continue;
+        *at = session->next;
+        drop(&session->output.pipe);
+        drop(&session->errors.pipe);
+        drop(&session->input.pipe);
+        drop(&session->keys);
+        drop(&session->screen);
+        drop(&session->process);
+        drop(&session->job);
+        release(session);
+        return;
+    }
+}
+
+static void finish(struct session *session)
+{
+    session->finished = TRUE;
+    send_number(session->id, EXIT, session->code);
+}
+
+static BOOL is_quiet(struct session *session)
+{
+    BOOL listening = (!session->output.pipe || session->output.reading)
+        && (!session->errors.pipe || session->errors.reading);
+    return listening && GetTickCount64() - session->last_heard > QUIET;
+}
+
+/* A program has exited when it has ended and all that it wrote is on its way. Where others hold its
+ * streams open, it is quiet only if all that had come by then was looked at, however late we are. */
+void finish_if_over(struct session *session)
+{
+    if (!session->exited || session->finished || session->closed)
+        return;
+    if (!session->output.pipe && !session->errors.pipe)
+        finish(session);
+    else if (is_quiet(session) && !session->looking)
+        session->looking = PostQueuedCompletionStatus(port, 0, (ULONG_PTR)key_of(session, QUIET_SEEN),
+                                                      NULL);
+}
+
+void quiet_seen(struct session *session)
+{
+    session->looking = FALSE;
+    if (!session->finished && is_quiet(session))
+        finish(session);
+}

@@ -1,0 +1,141 @@
+/* How programs are told to end, and how it is seen that they have. */
+
+#include "wagent.h"
+
+#define AFTER_HANDLER 2000 /* ms that a program may go on after its handler returned */
+
+void end_stop(struct session *session)
+{
+    if (session->stop.wait)
+        UnregisterWaitEx(session->stop.wait, INVALID_HANDLE_VALUE);
+    session->stop.wait = NULL;
+    drop(&session->stop.thread);
+    drop(&session->stop.process);
+}
+
+static DWORD job_pids(struct session *session, DWORD *pids)
+{
+    struct {
+        JOBOBJECT_BASIC_PROCESS_ID_LIST list;
+        ULONG_PTR more[MAX_STOPPED];
+    } found = {0};
+    QueryInformationJobObject(session->job, JobObjectBasicProcessIdList, &found, sizeof found, NULL);
+    DWORD many = min(found.list.NumberOfProcessIdsInList, MAX_STOPPED);
+    for (DWORD i = 0; i < many; i++)
+        pids[i] = (DWORD)found.list.ProcessIdList[i];
+    return many;
+}
+
+static HANDLE open_program(DWORD pid)
+{
+    DWORD rights = PROCESS_CREATE_THREAD | PROCESS_VM_OPERATION | PROCESS_VM_READ
+        | PROCESS_VM_WRITE | PROCESS_QUERY_INFORMATION | PROCESS_TERMINATE | SYNCHRONIZE;
+    HANDLE process = OpenProcess(rights, FALSE, pid);
+    WCHAR name[MAX_PATH], *base = name;
+    DWORD size = MAX_PATH;
+    if (process && QueryFullProcessImageNameW(process, 0, name, &size))
+        for (WCHAR *at = name; *at; at++)
+            if (*at == L'\\')
+                base = at + 1;
+    if (process && base != name && !lstrcmpiW(base, L"conhost.exe"))
+        drop(&process); /* it shows what the others say until their end */
+    return process;
+}
+
+static void CALLBACK post_handler_ended(void *key, BOOLEAN unused)
+{
+    (void)unused;
+    PostQueuedCompletionStatus(port, 0, (ULONG_PTR)key, NULL);
+}
+
+static void CALLBACK post_stopped(void *key, BOOLEAN timed_out)
+{
+    PostQueuedCompletionStatus(port, timed_out, (ULONG_PTR)key, NULL);
+}
+
+/* One program after the other, the newest first, as a console of Windows ends them. */
+static void stop_next(struct session *session)
+{
+    end_stop(session);
+    while (session->stop.many) {
+        session->stop.process = open_program(session->stop.pids[--session->stop.many]);
+        if (!session->stop.process)
+            continue;
+        session->stop.thread = raise_event(session->stop.process, session->stop.event);
+        if (session->stop.thread
+            && RegisterWaitForSingleObject(&session->stop.wait, session->stop.thread,
+                                           post_handler_ended, key_of(session, HANDLER_ENDED),
+                                           INFINITE, WT_EXECUTEONLYONCE))
+            return;
+        TerminateProcess(session->stop.process, INTERRUPTED);
+        end_stop(session);
+    }
+}
+
+void handler_ended(struct session *session)
+{
+    if (!session->stop.process)
+        return;
+    UnregisterWaitEx(session->stop.wait, INVALID_HANDLE_VALUE);
+    session->stop.wait = NULL;
+    if (!RegisterWaitForSingleObject(&session->stop.wait, session->stop.process, post_stopped,
+                                     key_of(session, STOPPED), AFTER_HANDLER, WT_EXECUTEONLYONCE))
+        stop_next(session);
+}
+
+void stopped(struct session *session, BOOL timed_out)
+{
+    if (timed_out && session->stop.process)
+        TerminateProcess(session->stop.process, INTERRUPTED);
+    stop_next(session);
+}
+
+static void interrupt(struct session *session, DWORD event)
+{
+    DWORD pids[MAX_STOPPED];
+    for (DWORD many = job_pids(session, pids); many;) {
+        HANDLE process = open_program(pids[--many]);
+        HANDLE thread = process ? raise_event(process, event) : NULL;
+        drop(&thread);
+        drop(&process);
+    }
+}
+
+void take_signal(struct session *session, BYTE kind)
+{
+    switch (kind) {
+    case SIGNAL_SHUTDOWN:
+    case SIGNAL_CLOSE:
+        if (session->stop.process)
+            return; /* under way */
+        session->stop.event = kind == SIGNAL_CLOSE ? CTRL_CLOSE_EVENT : CTRL_SHUTDOWN_EVENT;
+        session->stop.many = job_pids(session, session->stop.pids);
+        stop_next(session);
+        return;
+    case SIGNAL_INTERRUPT:
+        interrupt(session, CTRL_C_EVENT);
+        return;
+    case SIGNAL_BREAK:
+        interrupt(session, CTRL_BREAK_EVENT);
+        return;
+    case SIGNAL_KILL:
+        TerminateJobObject(session->job, INTERRUPTED);
+    }
+}
+
+void job_changed(struct session *session, DWORD message, DWORD pid)
+{
+    BOOL ended = message == JOB_OBJECT_MSG_ACTIVE_PROCESS_ZERO
+        || ((message == JOB_OBJECT_MSG_EXIT_PROCESS
+             || message == JOB_OBJECT_MSG_ABNORMAL_EXIT_PROCESS) && pid == session->pid);
+    if (!ended || session->exited)
+        return;
+    WaitForSingleObject(session->process, INFINITE);
+    GetExitCodeProcess(session->process, &session->code);
+    session->exited = TRUE;
+    session->last_heard = GetTickCount64();
+    if (session->whole)
+        TerminateJobObject(session->job, INTERRUPTED);
+    end_console(session);
+    finish_if_over(session);
+}

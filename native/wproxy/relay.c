@@ -1,0 +1,202 @@
+/* One loop over all openings of all pipes; none of them can make another wait. See relay.h. */
+
+#define _GNU_SOURCE
+#include "relay.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../protocol.h"
+#include "io.h"
+#include "opening.h"
+
+#define MAX_PIPES 16
+#define MAX_OPENINGS 64
+#define WAITING_EACH 2
+#define TRY_AGAIN 50 /* ms */
+
+static struct pipe pipes[MAX_PIPES];
+static struct opening openings[MAX_OPENINGS];
+static uint32_t pipe_count;
+static int bundle = -1;
+
+static bool read_pipes(void)
+{
+    struct stat about;
+    int file = openat(bundle, "pipes", O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &about))
+        return false;
+    uint8_t *all = malloc((size_t)about.st_size), *end = all + about.st_size;
+    if (!all || !read_all(file, all, (size_t)about.st_size))
+        return false;
+    close(file);
+    errno = EINVAL;
+    for (uint8_t *at = all; at < end; pipe_count++) {
+        struct pipe *pipe = &pipes[pipe_count];
+        uint32_t sizes[2];
+        const uint8_t *parts[2];
+        for (int i = 0; i < 2; i++) {
+            if (end - at < 4 || get32(at) > end - at - 4)
+                return false;
+            sizes[i] = get32(at);
+            parts[i] = at + 4;
+            at += 4 + sizes[i];
+        }
+        if (pipe_count == MAX_PIPES || sizes[0] > CHUNK || sizes[1] >= sizeof pipe->folder)
+            return false;
+        pipe->request = parts[0];
+        pipe->request_size = sizes[0];
+        memcpy(pipe->folder, parts[1], sizes[1]);
+        char *slash = strrchr(pipe->folder, '/');
+        if (!slash || strlen(slash + 1) >= sizeof pipe->name)
+            return false;
+        strcpy(pipe->name, slash + 1);
+        slash[1] = 0;
+    }
+    return true;
+}
+
+static struct opening *find_free(void)
+{
+    for (struct opening *one = openings; one < openings + MAX_OPENINGS; one++)
+        if (one->state == FREE)
+            return one;
+    return NULL;
+}
+
+static uint32_t count(const struct pipe *pipe, enum state from, enum state to)
+{
+    uint32_t found = 0;
+    for (struct opening *one = openings; one < openings + MAX_OPENINGS; one++)
+        found += one->pipe == pipe && one->state >= from && one->state <= to;
+    return found;
+}
+
+/* Returns false when the shell is no more. */
+static bool ask_for_more(void)
+{
+    turned_away = false;
+    for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
+        while (count(pipe, ASKED, WAITING) < WAITING_EACH) {
+            struct opening *opening = find_free();
+            if (!opening)
+                return true;
+            if (!ask(opening, bundle, pipe))
+                return false;
+            if (opening->state == FREE) {
+                turned_away = true;
+                return true;
+            }
+        }
+    return true;
+}
+
+static void turn(int patience)
+{
+    struct pollfd ready[2 * MAX_OPENINGS];
+    for (int i = 0; i < MAX_OPENINGS; i++) {
+        struct opening *one = &openings[i];
+        bool room = one->in.filled < sizeof one->in.data && !one->exited;
+        short agent = (short)((room ? POLLIN : 0) | (one->to_agent.filled ? POLLOUT : 0));
+        short host = (short)((wants_host(one) ? POLLIN : 0) | (one->to_host.filled ? POLLOUT : 0));
+        ready[2 * i] = (struct pollfd){one->state != FREE && agent ? one->agent : -1, agent, 0};
+        ready[2 * i + 1] = (struct pollfd){one->state == OPEN && host ? one->host : -1, host, 0};
+    }
+    if (poll(ready, 2 * MAX_OPENINGS, patience) < 0)
+        return;
+    for (int i = 0; i < MAX_OPENINGS; i++) {
+        struct opening *one = &openings[i];
+        if (one->state == DIALLING)
+            dial(one);
+        if (wants_host(one) && ready[2 * i + 1].revents)
+            hear_host(one);
+        if (one->state != FREE && ready[2 * i].revents & ~POLLOUT)
+            hear_agent(one);
+        if (one->state != FREE)
+            move(one);
+    }
+}
+
+static bool all_are_there(void)
+{
+    for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
+        if (!count(pipe, WAITING, OPEN))
+            return false;
+    return true;
+}
+
+static bool any_dialling(void)
+{
+    for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
+        if (count(pipe, DIALLING, DIALLING))
+            return true;
+    return false;
+}
+
+static long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static _Noreturn void serve(int report)
+{
+    for (long last = now() - TRY_AGAIN;;) {
+        if (!turned_away || now() - last >= TRY_AGAIN) {
+            last = now();
+            if (!ask_for_more())
+                break;
+        }
+        turn(turned_away || any_dialling() ? TRY_AGAIN : -1);
+        if (report >= 0 && (all_are_there() || *refusal)) {
+            dprintf(report, "%s", refusal);
+            close(report);
+            report = -1;
+            if (*refusal)
+                _exit(1);
+        }
+    }
+    if (report >= 0)
+        dprintf(report, "The container's shell does not answer: %s\n", strerror(errno));
+    _exit(0);
+}
+
+int relay(const char *folder)
+{
+    int news[2];
+    bundle = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (bundle < 0 || !read_pipes() || pipe2(news, O_CLOEXEC)) {
+        fprintf(stderr, "The pipes in %s cannot be read: %s\n", folder, strerror(errno));
+        return 1;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_NAME, "wproxy-relay");
+        signal(SIGPIPE, SIG_IGN);
+        close(news[0]);
+        setsid();
+        if (chdir("/"))
+            _exit(1);
+        int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+        for (int i = 0; i < 3; i++)
+            dup2(nothing, i);
+        serve(news[1]);
+    }
+    close(news[1]);
+    char sentence[1024];
+    ssize_t size = child < 0 ? -1 : read(news[0], sentence, sizeof sentence);
+    if (size > 0)
+        write_all(2, sentence, (size_t)size);
+    return size == 0 ? 0 : 1;
+}
