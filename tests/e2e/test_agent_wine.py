@@ -236,10 +236,13 @@ async def test_ctrl_c_and_ctrl_break_are_heard(
         assert (await heard.rest())[1:] == [word, "bye"]
 
 
-async def test_a_program_that_hears_nothing_ends_at_a_stop(shell: Shell) -> None:
+@pytest.mark.parametrize("sent", [one for one in Signal if one is not Signal.KILL])
+async def test_a_program_that_hears_nothing_ends_as_windows_ends_it(
+    shell: Shell, sent: Signal
+) -> None:
     running, heard = await start(shell, "C:\\app\\launched.exe sleep")
     async with running:
-        await running.signal(Signal.SHUTDOWN)
+        await running.signal(sent)
         assert await heard.rest(5) == ["waiting\r"]
         assert await running.wait() == INTERRUPTED
 
