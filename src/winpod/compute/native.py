@@ -1,7 +1,8 @@
 """The programs of winpod's own that a container is run with; they come with the package.
 
 `winit` is the first process of a shell, `wagent.exe` its Windows side, `wproxy` what conmon takes
-for the OCI runtime. Their sources, and how they are built, are in the repository's native/.
+for the OCI runtime, and what carries a container's named pipes. Their sources, and how they are
+built, are in the repository's native/.
 """
 
 from __future__ import annotations
