@@ -474,6 +474,13 @@ def test_a_program_for_another_machine_is_refused(
         refuse_foreign_program(base, file)
 
 
+def test_a_program_for_net_framework_is_refused(tmp_path: Path) -> None:
+    base = read(save(tmp_path))
+    file = write(tmp_path / "app.exe", program(managed=True))
+    with pytest.raises(CannotRun, match=r"web\.exe is a program for \.NET Framework"):
+        refuse_foreign_program(base, file, "web.exe")
+
+
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     base = read(save(tmp_path))
     with pytest.raises(CannotRun, match="not a Windows program"):

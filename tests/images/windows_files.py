@@ -8,7 +8,11 @@ _OPTIONAL = 240
 
 
 def program(
-    sections: dict[str, bytes] | None = None, *, machine: int = 0x8664, symbols: bool = True
+    sections: dict[str, bytes] | None = None,
+    *,
+    machine: int = 0x8664,
+    symbols: bool = True,
+    managed: bool = False,
 ) -> bytes:
     """A file as GNU ld writes it: long names of sections are in the table of strings."""
     content = sections if sections is not None else {".text": b"code"}
@@ -35,6 +39,8 @@ def program(
     struct.pack_into("<H", optional, 0, 0x20B)
     struct.pack_into("<2I", optional, 32, SECTION_ALIGNMENT, FILE_ALIGNMENT)
     struct.pack_into("<3I", optional, 56, address, headers, 0xABCD)
+    struct.pack_into("<I", optional, 108, 16)
+    struct.pack_into("<2I", optional, 112 + 8 * 14, SECTION_ALIGNMENT * managed, 72 * managed)
     whole = (bytes(header) + coff + bytes(optional) + bytes(table)).ljust(headers, b"\0")
     return whole + bytes(body) + (bytes(18) + strings if symbols else b"")
 

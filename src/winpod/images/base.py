@@ -186,21 +186,27 @@ def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Pat
     return [target / name for name in written]
 
 
-def refuse_foreign_program(base: Base, program: Path) -> None:
+def refuse_foreign_program(base: Base, program: Path, name: str = "") -> None:
     """Says why a program cannot start, before Wine fails with a number."""
+    name = name or program.name
     machine = pe.machine_of(program)
     if machine is None:
-        raise CannotRun(f"{program.name} is not a Windows program.")
+        raise CannotRun(f"{name} is not a Windows program.")
+    if pe.is_managed(program):
+        raise CannotRun(
+            f"{name} is a program for .NET Framework, which the Wine base does not have.",
+            "Publish it for .NET 5 or newer, with its runtime: dotnet publish --self-contained.",
+        )
     if machine == pe.Machine.I386 and not base.with_32bit:
         raise CannotRun(
-            f"{program.name} is a 32-bit program, and the Wine base has only 64-bit Windows.",
+            f"{name} is a 32-bit program, and the Wine base has only 64-bit Windows.",
             "Build a base with both: winpod base build --with-32bit",
         )
     if machine not in (pe.Machine.I386, pe.Machine.AMD64):
         known = {one.value: one.name for one in pe.Machine}
-        name = known.get(machine, f"machine {machine:#x}")
+        machine_name = known.get(machine, f"machine {machine:#x}")
         raise CannotRun(
-            f"{program.name} is a program for {name}, and the Wine base is for AMD64.",
+            f"{name} is a program for {machine_name}, and the Wine base is for AMD64.",
             "Use an image for amd64.",
         )
 

@@ -17,6 +17,8 @@ _SECTION = struct.Struct("<8sIIIIIIHHI")
 _SYMBOL_SIZE = 18
 _SECTION_ALIGNMENT, _SIZE_OF_IMAGE, _SIZE_OF_HEADERS, _CHECKSUM = 32, 56, 60, 64
 _DEBUGGING = b".debug_"
+_DIRECTORIES = {0x10B: 96, 0x20B: 112}
+_CLR = 14
 
 
 class Machine(IntEnum):
@@ -51,6 +53,19 @@ def machine_of(program: Path) -> int | None:
     with program.open("rb") as file:
         header = _read_header(file.read(_HEADERS))
         return header.machine if header else None
+
+
+def is_managed(program: Path) -> bool:
+    """Whether it is code for a .NET that Windows has; newer ones start with a native program."""
+    with program.open("rb") as file:
+        data = file.read(_HEADERS)
+    header = _read_header(data)
+    if header is None:
+        return False
+    start = _DIRECTORIES.get(int.from_bytes(data[header.optional : header.optional + 2], "little"))
+    if start is None or _number(data, header.optional + start - 4) <= _CLR:
+        return False
+    return _number(data, header.optional + start + 8 * _CLR) != 0
 
 
 def without_debugging(data: bytes) -> bytes:
