@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import subprocess
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from winpod.compute import mounts
 
-REACHABLE = Path("/run/winpod/reachable")
+REACH = Path("/run/winpod/rootfs")
+_BIND = 'from="$1" to="$2" && shift 2 && mount --bind "$from" "$to" && exec "$@"'
 _SOME_ID, _MANY = 1 << 30, 65536
 
 
@@ -49,25 +49,14 @@ def _try_owners(pid: int, folder: Path) -> None:
         os.close(users)
 
 
-def reachable(folder: Path, owner: Path) -> Path:
-    """A directory under a path that everybody may walk; each `owner` has its own."""
+def within_reach(folder: Path) -> tuple[Path, list[str]]:
+    """Where a user that is nobody on the machine may walk to a directory.
+
+    A command that is put after the words sees it there, with what it starts, and nobody else.
+    """
     folder = folder.resolve()
     if all(parent.stat().st_mode & stat.S_IXOTH for parent in (folder, *folder.parents)):
-        return folder
-    place = REACHABLE / hashlib.sha256(os.fsencode(owner.resolve())).hexdigest()[:16]
-    release(place)
-    place.mkdir(parents=True, exist_ok=True)
-    tree = mounts.clone(folder)
-    try:
-        with mounts.opened(place) as target:
-            mounts.attach(tree, target)
-    finally:
-        os.close(tree)
-    return place
-
-
-def release(place: Path) -> None:
-    """The end of what `reachable` gave."""
-    if place.is_relative_to(REACHABLE) and place.exists():
-        mounts.unmount(place)
-        place.rmdir()
+        return folder, []
+    REACH.mkdir(parents=True, exist_ok=True)
+    alone = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _BIND, "sh"]
+    return REACH, [*alone, str(folder), str(REACH)]

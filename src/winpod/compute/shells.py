@@ -23,7 +23,7 @@ from pathlib import Path
 from winpod.compute import cgroups, disks
 from winpod.compute.agent import Agent
 from winpod.compute.errors import AgentGone, ShellFailed
-from winpod.compute.machine import has_user_namespaces, reachable, release
+from winpod.compute.machine import has_user_namespaces, within_reach
 from winpod.compute.native import with_socket
 from winpod.compute.processes import read_pid, to_its_end, until_gone, wait_for_orphans
 from winpod.compute.shell import IDS, Shell, shell_spec
@@ -85,7 +85,9 @@ class Shells:
         self._taken_at = 0.0
         wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
         self._with_users = has_user_namespaces(root)
-        self._rootfs = reachable(base.rootfs, root) if self._with_users else base.rootfs
+        self._rootfs, self._within_reach = base.rootfs, list[str]()
+        if self._with_users:
+            self._rootfs, self._within_reach = within_reach(base.rootfs)
         self._ranges = {room.first_id // IDS for room in self._rooms()}
 
     def _rooms(self) -> list[Room]:
@@ -109,7 +111,6 @@ class Shells:
                 await self._filling
         for folder in (self._root / "warm").glob("*"):
             await self.end(folder)
-        release(self._rootfs)
 
     def take(self, folder: Path) -> Room | None:
         """One that waits, if one does; it is in the given directory from now on."""
@@ -196,7 +197,7 @@ class Shells:
         log = folder / "shell.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *with_socket(folder / "run/agent.sock", runc),
+                *with_socket(folder / "run/agent.sock", [*self._within_reach, *runc]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
