@@ -43,7 +43,11 @@ _PATIENCE = 10
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a runtime keeps what it has, and what it is made with."""
+    """Where a runtime keeps what it has, and what it is made with.
+
+    Several runtimes of a machine have a root each and one place of content: images, base, and the
+    addresses that are taken on the bridge that their pods share.
+    """
 
     root: Path
     host: Build
@@ -51,6 +55,11 @@ class Place:
     handlers: Handlers = KNOWN
     network: NetworkSettings = field(default_factory=NetworkSettings)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    shared: Path | None = None
+
+    @property
+    def content(self) -> Path:
+        return self.shared or self.root
 
     @property
     def own(self) -> Path:
@@ -73,7 +82,7 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
     try:
         backend, networks = _simulated(place) if place.is_simulated else _real(place)
         state = State(place.own / "state.db")
-        with Store(place.root, host=place.host, handlers=place.handlers) as store:
+        with Store(place.content, host=place.host, handlers=place.handlers) as store:
             async with Puller(store, place.images) as puller:
                 yield Server(
                     Parts(state, store, puller, backend, networks, place.host, place.handlers)
@@ -102,10 +111,10 @@ def _simulated(place: Place) -> tuple[Backend, Networks]:
 
 
 def _real(place: Place) -> tuple[Backend, Networks]:
-    base = find_base(place.root)
+    base = find_base(place.content)
     if base is None:
         raise NotFound(
-            f"There is no Wine base in {place.root}, and no Windows program runs without one.",
+            f"There is no Wine base in {place.content}, and no Windows program runs without one.",
             "Build it, once: winpod base build",
         )
     networks = _networks(place)
@@ -118,7 +127,7 @@ def _networks(place: Place) -> SandboxNetworks:
     directory = settings.cni or place.own / "cni/net.d"
     cni = Cni(directory, settings.plugins, place.own / "cni/cache")
     if settings.cni is None and not cni.write_default(
-        settings.subnets, leases=place.own / "cni/leases"
+        settings.subnets, leases=own_directory(place.content) / "cni/leases"
     ):
         _warn_of_other_subnets(directory, settings)
     return SandboxNetworks(Namespaces(place.own / "netns"), cni)
