@@ -6,6 +6,7 @@ status that the error's class names. No stub is generated, so a call exists in o
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,6 +30,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
 )
+_RECONNECT_MILLISECONDS = 1000
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
 
 
@@ -148,6 +151,11 @@ async def _refuse(name: str, error: Exception, context: _Context) -> NoReturn:
         code, sentence = grpc.StatusCode[error.code], str(error)
     elif isinstance(error, TimeoutError):
         code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, str(error) or f"{name} took too long."
+    elif isinstance(error, OSError) and error.errno in _DISK:
+        code, why = grpc.StatusCode.RESOURCE_EXHAUSTED, error.strerror
+        sentence = (
+            f"{name} failed at {error.filename or 'the disk'}: {why}. Make room, and try again."
+        )
     else:
         _log.exception("%s failed", name)
         code = grpc.StatusCode.INTERNAL
@@ -169,7 +177,12 @@ class Client:
     def __init__(self, target: str) -> None:
         self._target = target
         self._channel = grpc.aio.insecure_channel(
-            target, options=(*_OPTIONS, ("grpc.default_authority", "localhost"))
+            target,
+            options=(
+                *_OPTIONS,
+                ("grpc.default_authority", "localhost"),
+                ("grpc.max_reconnect_backoff_ms", _RECONNECT_MILLISECONDS),
+            ),
         )
         self._methods = {m.name: (s, m) for s in (RUNTIME, IMAGE) for m in s.methods}
 

@@ -48,7 +48,10 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`root` is the directory of the node's own files; `handlers` are those that can start."""
+    """`root` is the directory of the node's own files; `handlers` are those that can start.
+
+    The containers of a simulated node cannot be connected to, and use nothing of this machine.
+    """
 
     name: str
     build: Build
@@ -66,6 +69,7 @@ class NodeFacts:
     cluster_domain: str = "cluster.local"
     pod_cidr: str = ""
     log_root: Path = Path("/var/log/pods")
+    is_simulated: bool = False
 
     @property
     def all_labels(self) -> dict[str, str]:

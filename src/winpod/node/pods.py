@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from datetime import datetime
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from lightkube.models import core_v1 as v1
 
@@ -13,6 +14,17 @@ from winpod.windows.quantities import parse_quantity
 
 ENDED = ("Succeeded", "Failed")
 DEFAULT_GRACE = 30
+
+
+_Object = TypeVar("_Object")
+
+
+def with_fields(obj: _Object, **fields: Any) -> _Object:
+    """A copy of an API object that has other fields; what lies deeper is shared."""
+    made = copy.copy(obj)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
 
 
 def uid_of(pod: v1.Pod) -> str:

@@ -6,7 +6,7 @@ as much as the old one did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -69,6 +69,8 @@ class SandboxSeen:
     attempt: int
     is_ready: bool
     created_at: datetime
+    name: str = ""
+    namespace: str = ""
     ips: tuple[str, ...] = ()
     host_network: bool = False
     handler: str = ""
@@ -111,7 +113,10 @@ def pod_seen(sandboxes: Iterable[SandboxSeen]) -> PodSeen:
 
 
 def sandbox_seen(
-    status: api.PodSandboxStatus, containers: Iterable[api.ContainerStatus], told_at: int
+    status: api.PodSandboxStatus,
+    containers: Iterable[api.ContainerStatus],
+    told_at: int,
+    last_words: Callable[[api.ContainerStatus], str],
 ) -> SandboxSeen:
     network = status.network
     extra = (address.ip for address in network.additional_ips)
@@ -120,28 +125,34 @@ def sandbox_seen(
         attempt=status.metadata.attempt,
         is_ready=status.state == api.SANDBOX_READY,
         created_at=time_of(status.created_at),
+        name=status.metadata.name,
+        namespace=status.metadata.namespace,
         ips=tuple(ip for ip in (network.ip, *extra) if ip),
         host_network=status.linux.namespaces.options.network == api.NODE,
         handler=status.runtime_handler,
         containers=tuple(
-            container_seen(one) for one in sorted(containers, key=lambda c: c.created_at)
+            container_seen(one, last_words)
+            for one in sorted(containers, key=lambda c: c.created_at)
         ),
         told_at=told_at,
     )
 
 
-def container_seen(status: api.ContainerStatus) -> ContainerSeen:
+def container_seen(
+    status: api.ContainerStatus, last_words: Callable[[api.ContainerStatus], str]
+) -> ContainerSeen:
     limits = status.resources.windows
+    state = _STATES.get(status.state, State.UNKNOWN)
     return ContainerSeen(
         id=status.id,
         name=status.labels.get(CONTAINER_NAME, status.metadata.name),
-        state=_STATES.get(status.state, State.UNKNOWN),
+        state=state,
         created_at=time_of(status.created_at),
         started_at=time_of(status.started_at) if status.started_at else None,
         finished_at=time_of(status.finished_at) if status.finished_at else None,
         exit_code=status.exit_code,
         reason=status.reason,
-        message=status.message,
+        message=last_words(status) if state is State.EXITED else status.message,
         image=status.image.user_specified_image or status.image.image,
         image_ref=status.image_ref,
         restart_count=_number(status.annotations.get(RESTART_COUNT), status.metadata.attempt),

@@ -7,7 +7,7 @@ restart count does not fall, and a pod that is over stays so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from lightkube.models import core_v1 as v1
@@ -24,6 +24,7 @@ from winpod.node.pods import (
     qos_class,
     regular_containers,
     whole_seconds,
+    with_fields,
 )
 from winpod.node.requests import metadata_of, spec_of
 from winpod.node.seen import ContainerSeen, PodSeen, State
@@ -194,7 +195,7 @@ class _Writer:
         """Not made yet, or forgotten by the runtime."""
         state = before.state if before else None
         if before and state and state.terminated:
-            return _copy(before)
+            return with_fields(before)
         name = container.name
         if name in self._init and not is_sidecar(container) and self._has_begun:
             return _empty(container, v1.ContainerState(terminated=_ASSUMED_DONE), before)
@@ -247,10 +248,6 @@ _LOST_WHILE_RUNNING = v1.ContainerStateTerminated(
     reason="ContainerStatusUnknown",
     message="the container was running, and the runtime no longer has it",
 )
-
-
-def _copy(status: v1.ContainerStatus) -> v1.ContainerStatus:
-    return replace(status)
 
 
 def _empty(

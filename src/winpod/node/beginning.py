@@ -1,0 +1,155 @@
+"""How a sandbox is made and a container is started: one call after the other, with their events.
+
+What fails says the word that a waiting container's status has for it.
+"""
+
+from __future__ import annotations
+
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import RemoteError
+from winpod.node.environment import ConfigError, resolve
+from winpod.node.hooks import run_hook
+from winpod.node.means import CALL_SECONDS, Means
+from winpod.node.requests import container_config, sandbox_config, spec_of
+from winpod.node.seen import SandboxSeen
+from winpod.node.volume_files import VolumeFailed
+from winpod.node.volumes import Mounted
+from winpod.windows.errors import NotFound, WinpodError
+
+
+class StartFailed(WinpodError):
+    """A container waits; `reason` is what its status says."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+async def make_sandbox(pod: v1.Pod, attempt: int, means: Means) -> None:
+    try:
+        request = api.RunPodSandboxRequest(
+            config=sandbox_config(pod, means.facts, attempt),
+            runtime_handler=await handler_of(pod, means),
+        )
+        await means.call("RunPodSandbox", request, 2 * CALL_SECONDS)
+    except (RemoteError, NotFound) as error:
+        text = f"Failed to create pod sandbox: {error}"
+        await means.tell(pod, "Warning", "FailedCreatePodSandBox", text)
+        raise
+
+
+async def handler_of(pod: v1.Pod, means: Means) -> str:
+    """The handler of the pod's RuntimeClass, empty for the default one."""
+    name = spec_of(pod).runtimeClassName
+    if not name:
+        return ""
+    handler = await means.objects.runtime_handler(name)
+    if handler is None:
+        raise NotFound(f'failed to get RuntimeClass: RuntimeClass "{name}" not found')
+    return handler
+
+
+async def mount_volumes(pod: v1.Pod, means: Means) -> Mounted:
+    try:
+        return await means.volumes.mount(pod)
+    except VolumeFailed as error:
+        await means.tell(pod, "Warning", "FailedMount", str(error))
+        raise
+
+
+async def get_images(
+    pod: v1.Pod, container: v1.Container, handler: str, means: Means
+) -> api.ImageSpec:
+    """The container's image; those that it mounts as volumes are there afterwards, too."""
+    mounted = {mount.name for mount in container.volumeMounts or ()}
+    for volume in spec_of(pod).volumes or ():
+        if volume.image and volume.name in mounted:
+            wanted = v1.Container(
+                name=container.name,
+                image=volume.image.reference,
+                imagePullPolicy=volume.image.pullPolicy,
+            )
+            await means.puller.ensure(pod, wanted, handler)
+    return await means.puller.ensure(pod, container, handler)
+
+
+async def start_container(
+    pod: v1.Pod,
+    container: v1.Container,
+    image: api.ImageSpec,
+    mounted: Mounted,
+    restart_count: int,
+    sandbox: SandboxSeen,
+    means: Means,
+) -> str:
+    """The id of a container that runs."""
+    try:
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=sandbox.id,
+            config=await _config(pod, container, image, mounted, restart_count, sandbox, means),
+            sandbox_config=sandbox_config(pod, means.facts, sandbox.attempt),
+        )
+    except (ConfigError, VolumeFailed) as error:
+        raise await _failed(pod, container, "CreateContainerConfigError", error, means) from error
+    try:
+        created = await means.call("CreateContainer", request)
+    except RemoteError as error:
+        raise await _failed(pod, container, "CreateContainerError", error, means) from error
+    await means.tell(pod, "Normal", "Created", "Container created", container.name)
+    id_ = str(created.container_id)
+    try:
+        await means.call("StartContainer", api.StartContainerRequest(container_id=id_))
+    except RemoteError as error:
+        raise await _failed(pod, container, "RunContainerError", error, means) from error
+    await means.tell(pod, "Normal", "Started", "Container started", container.name)
+    return id_
+
+
+async def _config(
+    pod: v1.Pod,
+    container: v1.Container,
+    image: api.ImageSpec,
+    mounted: Mounted,
+    restart_count: int,
+    sandbox: SandboxSeen,
+    means: Means,
+) -> api.ContainerConfig:
+    env = await resolve(pod, container, means.objects, means.facts, sandbox.ips)
+    mounts = mounted.for_container(container, env, sandbox.handler)
+    taken = {mount.container_path.lower() for mount in mounts}
+    _, message = mounted.termination_log(container, restart_count)
+    hosts = mounted.hosts_file(pod, sandbox.ips, means.facts)
+    mounts += [one for one in (message, hosts) if one.container_path.lower() not in taken]
+    return container_config(
+        pod,
+        container,
+        facts=means.facts,
+        image=image,
+        env=env,
+        mounts=mounts,
+        restart_count=restart_count,
+    )
+
+
+async def _failed(
+    pod: v1.Pod, container: v1.Container, reason: str, error: WinpodError, means: Means
+) -> StartFailed:
+    await means.tell(pod, "Warning", "Failed", f"Error: {error}", container.name)
+    return StartFailed(reason, str(error))
+
+
+async def after_start(
+    pod: v1.Pod, container: v1.Container, id_: str, ip: str, means: Means
+) -> None:
+    """The container's postStart hook, if it has one."""
+    hook = container.lifecycle.postStart if container.lifecycle else None
+    if hook is None:
+        return
+    try:
+        await run_hook(hook, container, id_, ip, means.checks)
+    except WinpodError as error:
+        text = "PostStartHook failed"
+        await means.tell(pod, "Warning", "FailedPostStartHook", text, container.name)
+        raise StartFailed("PostStartHookError", str(error)) from error

@@ -1,0 +1,194 @@
+"""The kubelet's heart: pods in, what the runtime does with them out.
+
+A worker for each pod, one view of the runtime for all, and what the node does for itself: volumes
+kept up to date, images that nobody uses removed, pods evicted before the machine has nothing left.
+Pods that a source does not name, and that only the runtime remembers, are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from lightkube.models import core_v1 as v1
+from lightkube.models.meta_v1 import ObjectMeta
+
+from winpod.cri.rpc import Client
+from winpod.node.backoff import Pace
+from winpod.node.checks import Checks
+from winpod.node.facts import NodeFacts
+from winpod.node.means import Means, utc_now
+from winpod.node.pods import uid_of
+from winpod.node.pulling import Puller
+from winpod.node.requests import metadata_of
+from winpod.node.seen import ContainerSeen, PodSeen
+from winpod.node.sources import Objects, Reporter
+from winpod.node.view import RuntimeView
+from winpod.node.volumes import Volumes
+from winpod.node.worker import Neighbours, Worker
+from winpod.windows.errors import WinpodError
+
+REFRESH_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PodFound:
+    """A pod that the engine has, what it says of it, and what the runtime has of it."""
+
+    pod: v1.Pod
+    status: v1.PodStatus | None
+    seen: PodSeen
+
+
+class Engine:
+    def __init__(
+        self,
+        client: Client,
+        facts: NodeFacts,
+        objects: Objects,
+        reporter: Reporter,
+        volumes: Volumes,
+        clock: Callable[[], datetime] = utc_now,
+        pace: Pace | None = None,
+    ) -> None:
+        self._view = RuntimeView(client, self._changed)
+        self._means = Means(
+            client=client,
+            facts=facts,
+            objects=objects,
+            reporter=reporter,
+            volumes=volumes,
+            puller=Puller(client, objects, reporter),
+            checks=Checks(client),
+            view=self._view,
+            clock=clock,
+            pace=pace or Pace(),
+        )
+        self._neighbours = Neighbours(self._active_pods, lambda: frozenset())
+        self._workers: dict[str, Worker] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._chores: list[asyncio.Task[None]] = []
+        self._is_settled = False
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the runtime answers at the moment."""
+        return self._view.is_answering
+
+    async def start(self) -> None:
+        """Pods that were set are looked after from now on, once the runtime has answered."""
+        self._view.start()
+        self._chores = [asyncio.create_task(self._every(REFRESH_SECONDS, self._refresh_volumes))]
+
+    async def stop(self) -> None:
+        """Pods go on; nobody looks after them."""
+        tasks = [*self._tasks.values(), *self._chores]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._view.stop()
+        await self._means.checks.close()
+
+    def set(self, pod: v1.Pod) -> None:
+        """A pod that is new, has changed, or is to be deleted."""
+        worker = self._workers.get(uid_of(pod))
+        if worker is None:
+            self._look_after(pod)
+        else:
+            worker.set(pod)
+
+    def remove(self, uid: str) -> None:
+        """The pod is no longer anywhere else."""
+        if worker := self._workers.get(uid):
+            worker.remove()
+
+    async def replace(self, pods: Iterable[v1.Pod]) -> None:
+        """All pods that there are: others have been removed, also while nobody looked."""
+        named = {uid_of(pod): pod for pod in pods}
+        for pod in named.values():
+            self.set(pod)
+        for uid in self._workers.keys() - named.keys():
+            self.remove(uid)
+        self._is_settled = True
+        for uid in self._view.uids():
+            self._changed(uid)
+        await self._means.volumes.sweep({*self._workers, *self._view.uids()})
+
+    def pods(self) -> list[PodFound]:
+        return [self._found(worker) for worker in self._workers.values()]
+
+    def find(self, namespace: str, name: str) -> PodFound | None:
+        wanted = (namespace, name)
+        for worker in reversed(self._workers.values()):
+            metadata = metadata_of(worker.pod)
+            if (metadata.namespace, metadata.name) == wanted:
+                return self._found(worker)
+        return None
+
+    def find_container(self, namespace: str, name: str, container: str) -> ContainerSeen | None:
+        """The newest container of that name."""
+        found = self.find(namespace, name)
+        return found.seen.last(container) if found else None
+
+    def _found(self, worker: Worker) -> PodFound:
+        status = worker.status or worker.pod.status
+        return PodFound(worker.pod, status, self._view.seen(worker.uid))
+
+    def _look_after(self, pod: v1.Pod) -> Worker:
+        worker = Worker(pod, self._means, self._neighbours)
+        self._workers[worker.uid] = worker
+        task = asyncio.create_task(self._life(worker), name=f"pod {worker.uid}")
+        self._tasks[worker.uid] = task
+        return worker
+
+    async def _life(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        finally:
+            del self._workers[worker.uid], self._tasks[worker.uid]
+        for other in self._workers.values():
+            if other.waits_for_room:
+                other.wake()
+
+    def _active_pods(self, but: str) -> list[v1.Pod]:
+        return [
+            worker.given
+            for worker in self._workers.values()
+            if worker.is_active and worker.uid != but
+        ]
+
+    def _changed(self, uid: str) -> None:
+        if worker := self._workers.get(uid):
+            worker.wake()
+        elif self._is_settled and (seen := self._view.seen(uid)).sandboxes:
+            self._look_after(_remembered(uid, seen)).remove()
+
+    async def _refresh_volumes(self) -> None:
+        for worker in list(self._workers.values()):
+            if worker.is_active:
+                try:
+                    await self._means.volumes.refresh(worker.pod)
+                except WinpodError as error:
+                    _log.info("volumes of %s stay as they are: %s", worker.uid, error)
+
+    async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await chore()
+            except (WinpodError, OSError) as error:
+                _log.warning("%s was left out: %s", chore.__name__, error)
+
+
+def _remembered(uid: str, seen: PodSeen) -> v1.Pod:
+    """What the runtime remembers of a pod that nobody else knows."""
+    newest = seen.sandboxes[0]
+    names = dict.fromkeys(container.name for container in seen.containers())
+    return v1.Pod(
+        metadata=ObjectMeta(uid=uid, name=newest.name, namespace=newest.namespace),
+        spec=v1.PodSpec(containers=[v1.Container(name=name) for name in names]),
+    )

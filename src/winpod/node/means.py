@@ -1,0 +1,55 @@
+"""What the engine acts with: the runtime, the cluster's objects, and the rest of the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf.message import Message
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.rpc import Client
+from winpod.node.backoff import Pace
+from winpod.node.checks import Checks
+from winpod.node.facts import NodeFacts
+from winpod.node.pulling import Puller
+from winpod.node.sources import Kind, Objects, Reporter
+from winpod.node.view import RuntimeView
+from winpod.node.volumes import Volumes
+from winpod.windows.errors import Unavailable
+
+CALL_SECONDS = 120.0
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    client: Client
+    facts: NodeFacts
+    objects: Objects
+    reporter: Reporter
+    volumes: Volumes
+    puller: Puller
+    checks: Checks
+    view: RuntimeView
+    clock: Callable[[], datetime] = utc_now
+    pace: Pace = field(default_factory=Pace)
+
+    async def call(self, name: str, request: Message, seconds: float = CALL_SECONDS) -> Any:
+        """The runtime, which has to answer in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.client.call(name, request)
+        except TimeoutError:
+            raise Unavailable(f"the runtime did not answer {name} in {seconds:g} s.") from None
+
+    async def tell(
+        self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""
+    ) -> None:
+        await self.reporter.event(pod, kind, reason, message, container)

@@ -1,0 +1,458 @@
+"""One pod's life on the node, from its admission to its last trace.
+
+The worker sleeps until something has changed: the pod, what the runtime has of it, an answer of a
+probe, or a time that was waited for. Then it decides and acts until there is nothing left to do.
+What fails is tried again; what has been said is said again only when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.node.admission import refusal
+from winpod.node.backoff import Backoff, show_wait
+from winpod.node.beginning import (
+    StartFailed,
+    after_start,
+    get_images,
+    make_sandbox,
+    mount_volumes,
+    start_container,
+)
+from winpod.node.decide import Plan, Resize, decide
+from winpod.node.ending import (
+    end_container,
+    end_containers,
+    grace_of,
+    remove_sandboxes,
+    stop_sandboxes,
+)
+from winpod.node.means import Means
+from winpod.node.phase import Told
+from winpod.node.pods import ENDED, grace_seconds, is_deleted, show, uid_of
+from winpod.node.probes import Probes
+from winpod.node.pulling import PullFailed
+from winpod.node.requests import container_hash, container_resources, spec_of
+from winpod.node.resize import allocate, as_given
+from winpod.node.seen import ContainerSeen, PodSeen
+from winpod.node.status import Known, Why, make_status, rejected
+from winpod.node.tidying import remove_logs, tidy
+from winpod.windows.errors import WinpodError
+
+RETRY_SECONDS = 10.0
+_SOON_SECONDS = 2.0
+_Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
+
+DEADLINE = Why("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+
+
+class Interrupted(Exception):
+    """The pod is to end, and what it waited for no longer matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What a worker knows of the node beside its pod."""
+
+    pods: Callable[[str], Iterable[v1.Pod]]
+    pressures: Callable[[], frozenset[str]]
+
+
+class Worker:
+    def __init__(self, pod: v1.Pod, means: Means, neighbours: Neighbours) -> None:
+        self.pod = pod
+        self.given = as_given(pod)
+        self.status: v1.PodStatus | None = None
+        self.is_taken = False
+        self.is_gone = False
+        self._means = means
+        self._neighbours = neighbours
+        self._start_time = (pod.status and pod.status.startTime) or means.clock()
+        self._waiting: dict[str, Why] = {}
+        self._backoffs: dict[tuple[str, str], Backoff] = {}
+        self._failure: Why | None = None
+        self._grace: float | None = None
+        self._is_rejected = False
+        self._is_removed = False
+        self._is_over = False
+        self._has_ended = False
+        self._conditions: dict[str, Told] = {}
+        self._wake = asyncio.Event()
+        self._wake_at: datetime | None = None
+        self._ending = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._probes = Probes(
+            means.checks,
+            means.reporter,
+            means.clock,
+            self.wake,
+            is_simulated=means.facts.is_simulated,
+        )
+
+    @property
+    def uid(self) -> str:
+        return uid_of(self.pod)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pod counts against what the node has."""
+        return self.is_taken and not self._is_over
+
+    @property
+    def waits_for_room(self) -> bool:
+        return "PodResizePending" in self._conditions
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def set(self, pod: v1.Pod) -> None:
+        if is_deleted(pod):
+            if is_deleted(self.pod) and grace_seconds(pod) < grace_seconds(self.pod):
+                self._hurry.set()
+            self._ending.set()
+        self.pod = pod
+        self.wake()
+
+    def remove(self) -> None:
+        """Nobody knows the pod any longer: it ends, and nothing more is told of it."""
+        self._is_removed = True
+        self._ending.set()
+        self.wake()
+
+    def fail(self, why: Why, grace: float, condition: Told | None = None) -> None:
+        """The pod ends here and has failed, whatever its containers do."""
+        self._failure, self._grace = why, grace
+        if condition:
+            self._conditions[condition.type] = condition
+        self._ending.set()
+        self.wake()
+
+    async def run(self) -> None:
+        await self._means.view.is_known.wait()
+        if is_deleted(self.pod):
+            self._ending.set()
+        while not self.is_gone:
+            self._wake.clear()
+            self._wake_at = None
+            try:
+                await self._sync()
+            except Interrupted:
+                continue
+            except WinpodError as error:
+                _log.info("pod %s has to wait: %s", show(self.pod), error)
+                self._again_in(RETRY_SECONDS)
+            except Exception:
+                _log.exception("pod %s cannot go on", show(self.pod))
+                self._again_in(RETRY_SECONDS)
+            await self._sleep()
+
+    def _again_in(self, seconds: float) -> None:
+        self._again_at(self._means.clock() + timedelta(seconds=seconds))
+
+    def _again_at(self, time: datetime) -> None:
+        self._wake_at = min(time, self._wake_at) if self._wake_at else time
+
+    async def _sleep(self) -> None:
+        if self.is_gone:
+            self._probes.stop()
+            return
+        wait = None
+        if self._wake_at:
+            wait = max((self._wake_at - self._means.clock()).total_seconds(), 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._wake.wait()
+
+    async def _sync(self) -> None:
+        if not self.is_taken and not await self._take():
+            return
+        self.given, pending = self._allocation()
+        self._note("PodResizePending", pending)
+        seen = self._seen()
+        await self._check_deadline()
+        if self._ending.is_set():
+            await self._end()
+            return
+        if not self._is_over:
+            self._probes.follow(self.given, seen, self.status or self.pod.status)
+            await self._report()
+            self._is_over = bool(self.status and self.status.phase in ENDED)
+        if self._is_over:
+            await self._end()
+            return
+        plan = decide(self.given, seen, self._probes.health, self._means.facts.cpus)
+        if plan == Plan():
+            await tidy(seen, self._means)
+            return
+        if plan.end_pod and not plan.make_sandbox:
+            self._is_over = True
+            await self._end()
+            return
+        try:
+            await self._act(plan, seen)
+        finally:
+            await self._means.view.refresh(self.uid)
+            await self._report()
+
+    def _seen(self) -> PodSeen:
+        return self._means.view.seen(self.uid)
+
+    def _allocation(self) -> tuple[v1.Pod, Told | None]:
+        found = allocate(self.pod, self.given, self._others(), self._means.facts)
+        return found.pod, found.pending
+
+    def _others(self) -> Iterable[v1.Pod]:
+        return self._neighbours.pods(self.uid)
+
+    async def _take(self) -> bool:
+        """Whether the pod is the node's. One that runs already is not asked again."""
+        if self._is_rejected:
+            if self._ending.is_set():
+                await self._end()
+            return False
+        is_known = bool(self._seen().sandboxes)
+        if not is_known and self.pod.status and self.pod.status.phase in ENDED:
+            self.status = self.pod.status
+            self._is_over = self._has_ended = True
+        why = None
+        if not (is_known or self._is_over or self._ending.is_set()):
+            node = await self._means.objects.node()
+            why = refusal(
+                self.pod, self._others(), self._means.facts, node, self._neighbours.pressures()
+            )
+        if why:
+            self._is_rejected = True
+            await self._means.tell(self.pod, "Warning", why.reason, why.message)
+            self.status = rejected(self.pod, why, self._means.clock())
+            await self._means.reporter.status(self.pod, self.status)
+            return False
+        self.is_taken = True
+        return True
+
+    async def _check_deadline(self) -> None:
+        seconds = spec_of(self.pod).activeDeadlineSeconds
+        if seconds is None or self._failure or self._is_over:
+            return
+        deadline = self._start_time + timedelta(seconds=seconds)
+        if self._means.clock() < deadline:
+            self._again_at(deadline)
+            return
+        self._failure = DEADLINE
+        self._ending.set()
+        await self._means.tell(self.pod, "Normal", DEADLINE.reason, DEADLINE.message)
+
+    def _note(self, kind: str, told: Told | None) -> None:
+        if told:
+            self._conditions[kind] = told
+        else:
+            self._conditions.pop(kind, None)
+
+    async def _report(self) -> None:
+        if self._is_removed:
+            return
+        known = Known(
+            start_time=self._start_time,
+            waiting=self._waiting,
+            health=self._probes.health,
+            failure=self._failure,
+            is_over=self._is_over,
+            conditions=tuple(self._conditions.values()),
+        )
+        status = make_status(
+            self.given,
+            self._seen(),
+            known,
+            self.status,
+            self._means.facts.internal_ip,
+            self._means.clock(),
+        )
+        if status != self.status:
+            self.status = status
+            await self._means.reporter.status(self.pod, status)
+
+    async def _act(self, plan: Plan, seen: PodSeen) -> None:
+        if plan.end_pod:
+            text = "Pod sandbox changed, it will be killed and re-created."
+            await self._means.tell(self.pod, "Normal", "SandboxChanged", text)
+            await end_containers(self.given, seen, grace_seconds(self.given), self._means)
+            await stop_sandboxes(seen, self._means)
+        mounted = await mount_volumes(self.given, self._means) if plan.starts else None
+        if plan.make_sandbox:
+            await make_sandbox(self.given, plan.attempt, self._means)
+            await self._means.view.refresh(self.uid)
+            seen = self._seen()
+        for kill in plan.kills:
+            grace = grace_of(self.given, kill)
+            ip = seen.ips[0] if seen.ips else ""
+            await end_container(
+                self.given, kill.container, ip, grace, self._means, message=kill.message
+            )
+        if plan.kills:
+            await self._means.view.refresh(self.uid)
+            seen = self._seen()
+        await self._resize(plan.resizes)
+        for container in plan.starts:
+            if mounted and seen.newest:
+                await self._start(container, seen, mounted)
+
+    async def _start(self, container: v1.Container, seen: PodSeen, mounted: Any) -> None:
+        name = container.name
+        last = seen.last(name)
+        sandbox = seen.newest
+        if sandbox is None or await self._has_to_wait(container, last):
+            return
+        try:
+            image = await self._unless_ending(
+                get_images(self.given, container, sandbox.handler, self._means)
+            )
+            id_ = await start_container(
+                self.given,
+                container,
+                image,
+                mounted,
+                self._restart_count(name, last),
+                sandbox,
+                self._means,
+            )
+            ip = sandbox.ips[0] if sandbox.ips else ""
+            await self._unless_ending(after_start(self.given, container, id_, ip, self._means))
+        except (PullFailed, StartFailed) as error:
+            self._waiting[name] = Why(error.reason, str(error))
+            if error.reason == "PostStartHookError":
+                await self._end_after_hook(name)
+            is_first = error.reason == "ErrImagePull"
+            self._again_in(_SOON_SECONDS if is_first else RETRY_SECONDS)
+        else:
+            self._waiting.pop(name, None)
+            self.wake()
+
+    async def _end_after_hook(self, name: str) -> None:
+        await self._means.view.refresh(self.uid)
+        seen = self._seen()
+        last, ip = seen.last(name), seen.ips[0] if seen.ips else ""
+        if last and last.is_running:
+            grace = grace_seconds(self.given)
+            await end_container(
+                self.given, last, ip, grace, self._means, message="FailedPostStartHook"
+            )
+
+    async def _has_to_wait(self, container: v1.Container, last: ContainerSeen | None) -> bool:
+        """Whether the container ended too often and too recently to be started again."""
+        if last is None or not last.has_ended:
+            return False
+        pace, now = self._means.pace, self._means.clock()
+        ended = last.finished_at or last.created_at
+        key = container.name, container_hash(container)
+        known = self._backoffs.get(key)
+        ready_at = pace.ready_at(known, ended)
+        if now >= ready_at:
+            self._backoffs[key] = pace.next(known, ended, now)
+            return False
+        wait = show_wait(known.wait if known else pace.initial)
+        about = f"restarting failed container={container.name} pod={show(self.pod)}"
+        why = Why("CrashLoopBackOff", f"back-off {wait} {about}")
+        self._again_at(ready_at)
+        if self._waiting.get(container.name) != why:
+            self._waiting[container.name] = why
+            text = f"Back-off restarting failed container {container.name} in pod {show(self.pod)}"
+            await self._means.tell(self.pod, "Warning", "BackOff", text, container.name)
+        return True
+
+    def _restart_count(self, name: str, last: ContainerSeen | None) -> int:
+        if last:
+            return last.restart_count + 1
+        told = self.status or self.pod.status or v1.PodStatus()
+        known = (*(told.initContainerStatuses or ()), *(told.containerStatuses or ()))
+        return next((one.restartCount for one in known if one.name == name), 0)
+
+    async def _resize(self, resizes: Iterable[Resize]) -> None:
+        kind = "PodResizeInProgress"
+        for resize in resizes:
+            self._note(kind, Told(kind, True))
+            await self._report()
+            request = api.UpdateContainerResourcesRequest(
+                container_id=resize.seen.id,
+                windows=container_resources(resize.container.resources, self._means.facts.cpus),
+            )
+            try:
+                await self._means.call("UpdateContainerResources", request)
+            except WinpodError as error:
+                self._note(kind, Told(kind, True, "Error", str(error)))
+                await self._means.tell(self.pod, "Warning", "ResizeError", str(error))
+                raise
+            text = f"Pod resize completed: container {resize.seen.name}"
+            await self._means.tell(self.pod, "Normal", "ResizeCompleted", text, resize.seen.name)
+        self._note(kind, None)
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """What can take long is left when the pod is to end."""
+        task = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Interrupted
+            return task.result()
+        finally:
+            ending.cancel()
+            if not task.done():
+                task.cancel()
+
+    async def _end(self) -> None:
+        if not self._has_ended:
+            self._probes.stop(("startup", "liveness"))
+            await self._report_end()
+            await self._end_containers()
+            await stop_sandboxes(self._seen(), self._means)
+            await self._means.view.refresh(self.uid)
+            self._is_over = self._has_ended = True
+            self._probes.stop()
+            await self._report_end()
+            if self._is_known():
+                await self._means.volumes.unmount(self.uid)
+                await tidy(self._seen(), self._means)
+        if not self._is_known():
+            await self._vanish()
+
+    def _is_known(self) -> bool:
+        return not (self._is_removed or is_deleted(self.pod))
+
+    async def _report_end(self) -> None:
+        if not self._is_rejected:
+            await self._report()
+
+    async def _end_containers(self) -> None:
+        """Begun again with the new grace when that becomes shorter in between."""
+        while True:
+            self._hurry.clear()
+            grace = grace_seconds(self.pod) if self._grace is None else self._grace
+            work = asyncio.ensure_future(
+                end_containers(self.given, self._seen(), grace, self._means)
+            )
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            try:
+                await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+                    return
+            finally:
+                hurry.cancel()
+                work.cancel()
+
+    async def _vanish(self) -> None:
+        await remove_sandboxes(self._seen(), self._means)
+        await self._means.view.refresh(self.uid)
+        await self._means.volumes.unmount(self.uid)
+        await remove_logs(self.pod, self._means)
+        self.is_gone = True
+        await self._means.reporter.gone(self.pod)
