@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
-    "check": "Say which workloads can run on Windows nodes, where, and if not, why.",
+    "check": "Say whether manifests will run on Windows nodes, where, and if not, why and what "
+    "to change.",
     "run": "Run a Windows container, with its output and its exit code.",
     "ps": "List the containers that run, whoever started them.",
     "logs": "Print what a container wrote.",

@@ -27,6 +27,7 @@ from winpod.cli.run_options import (
     parse_port,
     parse_variable,
 )
+from winpod.cli.run_ports import check_ports
 from winpod.cli.terminal import check_terminal
 from winpod.cri.config import Config, read_config
 from winpod.cri.labels import PORTS_ANNOTATION, REMOVE_LABEL, RUN_LABEL, STDIO_ANNOTATION
@@ -180,6 +181,7 @@ def _read_env_file(file: Path) -> list[api.KeyValue]:
 async def _run(asked: _Asked, config: Config, host_named: bool) -> int:
     async with runtime_of(config.root, config.host_build, insist=host_named) as found:
         config = replace(config, host_build=found.serving.build)
+        await check_ports(found.client, asked.sandbox.port_mappings)
         handler = await handler_for(asked.image, asked.isolation, config)
         image = await obtain_image(asked.image, handler, asked.pull, config)
         asked.container.image.image = image.id

@@ -50,6 +50,19 @@ async def handler_for(reference: str, isolation: Isolation, config: Config) -> H
 async def obtain_image(
     reference: str, handler: Handler, policy: PullPolicy, config: Config
 ) -> StoredImage:
+    """One that fits the host, or Windows' sentence for one that does not."""
+    try:
+        return await _obtain(reference, handler, policy, config)
+    except NoMatch as error:
+        raise NoMatch(
+            error.sentence,
+            "Give --host-build the build of the image: winpod can be each of them.",
+        ) from None
+
+
+async def _obtain(
+    reference: str, handler: Handler, policy: PullPolicy, config: Config
+) -> StoredImage:
     """What lies in a layout on this machine is looked at again each time: it costs nothing."""
     is_local = parse_layout_name(reference) is not None
     if policy is PullPolicy.ALWAYS or (is_local and policy is PullPolicy.MISSING):

@@ -12,6 +12,7 @@ from winpod.windows.quantities import parse_quantity
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}", re.ASCII)
 _PORT = re.compile(r"(?:(.+):)?(\d+):(\d+)(?:/(tcp|udp|sctp))?", re.ASCII)
+_DESTINATION = re.compile(r"[a-zA-Z]:|\\\\", re.ASCII)
 _PROTOCOLS = {"tcp": api.TCP, "udp": api.UDP, "sctp": api.SCTP}
 _DOCKER_UNITS = {"b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _FULL = 10_000
@@ -38,7 +39,7 @@ def parse_env_file(text: str, own: Mapping[str, str]) -> list[api.KeyValue]:
 def parse_mount(text: str) -> api.Mount:
     source, _, rest = text.partition(":")
     destination = rest.removesuffix(":ro").removesuffix(":rw")
-    if not source or not destination:
+    if not source or not _DESTINATION.match(destination):
         raise InvalidInput(f'"{text}" is not a mount.', "Write /path/here:C:\\path\\there[:ro].")
     here = source if source.startswith("\\\\") else str(Path(source).absolute())
     return api.Mount(host_path=here, container_path=destination, readonly=rest.endswith(":ro"))

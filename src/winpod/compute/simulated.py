@@ -132,6 +132,9 @@ class SimulatedBackend:
 
     async def attach(self, container: str, *, stdin: bool) -> SimulatedProgram:
         del stdin
+        while container not in self._ended:  # it is still to be started
+            self._get(container)
+            await asyncio.sleep(0.01)
         return SimulatedProgram(b"", self._ended[container])
 
     def _get(self, container: str) -> ContainerParts:

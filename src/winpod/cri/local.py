@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from winpod.network.sandboxes import SandboxNetworks
 from winpod.network.settings import NetworkSettings
 from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import Build
-from winpod.windows.errors import NotFound, Unavailable
+from winpod.windows.errors import NotFound, PermissionDenied, Unavailable
 from winpod.windows.handlers import KNOWN, Handlers
 
 _log = logging.getLogger(__name__)
@@ -116,6 +117,12 @@ def _real(place: Place) -> tuple[Backend, Networks]:
         raise NotFound(
             f"There is no Wine base in {place.content}, and no Windows program runs without one.",
             "Build it, once: winpod base build",
+        )
+    if os.geteuid() != 0:
+        raise PermissionDenied(
+            "Windows containers are made of mounts, networks and control groups, which only root "
+            "can make.",
+            "Use sudo, or have root start `winpod runtime`.",
         )
     networks = _networks(place)
     warm = place.runtime.warm_shells

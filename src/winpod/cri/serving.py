@@ -146,13 +146,14 @@ async def _until_ready(client: Client) -> None:
 
 
 async def _started(root: Path, host: Build | None, insist: bool) -> Found:
-    if os.geteuid() != 0:
+    try:
+        own_directory(root).mkdir(parents=True, exist_ok=True)
+        lock = await asyncio.to_thread(FileLock.take, own_directory(root) / "starting")
+    except PermissionError:
         raise PermissionDenied(
-            f"Nobody serves Windows containers for {root}, and only root can start it.",
+            f"Nobody serves Windows containers for {root}, and this user may not write there.",
             "Use sudo, or have root start `winpod runtime`.",
-        )
-    own_directory(root).mkdir(parents=True, exist_ok=True)
-    lock = await asyncio.to_thread(FileLock.take, own_directory(root) / "starting")
+        ) from None
     try:
         found = await _answering(root)
         if found and found.serves(host, insist):
