@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.images import registries
-from winpod.cli.image import human_size
 from winpod.cli.main import main
+from winpod.cli.options import human_size
 
 home = registries.home
 registry = registries.registry

@@ -1,0 +1,136 @@
+"""What people write after `winpod run`, by docker's rules."""
+
+from collections.abc import Callable
+
+import pytest
+
+from winpod.cli.exec import wrapped
+from winpod.cli.foreground import shell_code
+from winpod.cli.run_options import (
+    check_name,
+    describe_ports,
+    hostname_for,
+    parse_cpus,
+    parse_env_file,
+    parse_memory,
+    parse_mount,
+    parse_port,
+    parse_variable,
+)
+from winpod.cri.proto import api_pb2 as api
+from winpod.windows.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", 0),
+        ("512m", 512 << 20),
+        ("2G", 2 << 30),
+        ("100b", 100),
+        ("512Mi", 512 << 20),
+        ("1.5Gi", 3 << 29),
+        ("1048576", 1 << 20),
+    ],
+)
+def test_memory_is_docker_s_or_kubernetes(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "maximum"), [("", 0, 0), ("2", 2, 0), ("0.5", 0, 1250), ("1.5", 0, 3750)]
+)
+def test_whole_processors_are_counted_and_parts_are_a_share(
+    text: str, count: int, maximum: int
+) -> None:
+    assert parse_cpus(text, host_cpus=4) == (count, maximum)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("8080:80", "8080->80/tcp"),
+        ("127.0.0.1:8080:80", "127.0.0.1:8080->80/tcp"),
+        ("53:53/udp", "53->53/udp"),
+        ("[::1]:8080:80", "::1:8080->80/tcp"),
+    ],
+)
+def test_ports_are_read_and_shown(text: str, shown: str) -> None:
+    assert describe_ports([parse_port(text)]) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "destination", "readonly"),
+    [
+        ("/data:C:\\data", "/data", "C:\\data", False),
+        ("/data:C:\\data:ro", "/data", "C:\\data", True),
+        ("/data:C:\\data:rw", "/data", "C:\\data", False),
+        (r"/run/x.sock:\\.\pipe\x", "/run/x.sock", r"\\.\pipe\x", False),
+        (r"\\.\pipe\a:\\.\pipe\b", r"\\.\pipe\a", r"\\.\pipe\b", False),
+    ],
+)
+def test_mounts_are_paths_or_pipes(
+    text: str, source: str, destination: str, readonly: bool
+) -> None:
+    mount = parse_mount(text)
+    assert (mount.host_path, mount.container_path, mount.readonly) == (
+        source,
+        destination,
+        readonly,
+    )
+
+
+def test_a_variable_without_a_value_has_that_of_the_shell() -> None:
+    assert parse_variable("A", {"A": "1"}) == api.KeyValue(key="A", value=b"1")
+    assert parse_variable("A=x=y", {}) == api.KeyValue(key="A", value=b"x=y")
+    with pytest.raises(InvalidInput, match='"A" is not a variable'):
+        parse_variable("A", {})
+
+
+def test_a_file_of_variables_has_comments() -> None:
+    pairs = parse_env_file("# one\n\nA=1\n  B=two words\nC\n", {"C": "3"})
+    assert [(pair.key, pair.value) for pair in pairs] == [
+        ("A", b"1"),
+        ("B", b"two words"),
+        ("C", b"3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: parse_port("80"),
+        lambda: parse_port("0:80"),
+        lambda: parse_port("8080:70000"),
+        lambda: parse_mount("C:\\x"),
+        lambda: parse_memory("-1m"),
+        lambda: parse_cpus("none", 2),
+        lambda: check_name("-x"),
+        lambda: check_name("a/b"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(refused: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput):
+        refused()
+
+
+def test_a_name_makes_a_computer_s_name() -> None:
+    assert hostname_for("My_web.1") == "my-web-1"
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"), [(0, 0), (7, 7), (256, 1), (-1073741819, 5), (0xC000013A, 0x3A)]
+)
+def test_a_failure_is_never_a_success_for_the_shell(code: int, seen: int) -> None:
+    assert shell_code(code) == seen
+
+
+def test_exec_lets_cmd_do_what_the_cri_has_no_words_for() -> None:
+    assert wrapped(["a", "b c"], {}, "", False) == ["a", "b c"]
+    variables = ["set", "X=1&&", "set", "Y=two words", "&&"]
+    wanted = ["cmd", "/c", *variables, "cd", "/d", "C:\\My dir", "&&", "a"]
+    assert wrapped(["a"], {"X": "1", "Y": "two words"}, "C:\\My dir", False) == wanted
+    assert wrapped(["a"], {}, "", True) == ["cmd", "/c", "start", "", "/b", "a"]
+    for bad in ('say "x"', "a&b", "a>b"):
+        with pytest.raises(InvalidInput, match=r"cmd\.exe"):
+            wrapped([bad], {}, "C:\\", False)
