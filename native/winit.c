@@ -4,7 +4,8 @@
  *
  * The socket comes from outside, so nothing in the container's file system leads to it, and winit
  * hides its memory and descriptors from the programs beside it. Frames are passed on unread: what
- * they mean is between client and agent. It reaps whatever ends, and ends when the agent does.
+ * they mean is between client and agent. It reaps whatever ends, and ends when the agent does, or
+ * when Wine's server was killed: without it nothing of Windows goes on, and nothing ends either.
  */
 
 #define _GNU_SOURCE
@@ -12,6 +13,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -242,17 +244,30 @@ static void hand_out(void)
     }
 }
 
+static bool is_wineserver(pid_t pid)
+{
+    char path[32], name[16] = "";
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    bool is_it = file >= 0 && read(file, name, sizeof name) > 0 && !strncmp(name, "wineserver", 10);
+    close(file);
+    return is_it;
+}
+
 static void reap(void)
 {
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == (ssize_t)sizeof info)
         if (info.ssi_signo != SIGCHLD)
             _exit(128 + (int)info.ssi_signo);
-    int status;
-    pid_t ended;
-    while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
-        if (ended == agent)
-            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    siginfo_t ended = {0};
+    while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid) {
+        bool killed = ended.si_code != CLD_EXITED;
+        if (ended.si_pid == agent || (killed && is_wineserver(ended.si_pid)))
+            _exit(killed ? 128 + ended.si_status : ended.si_status);
+        waitpid(ended.si_pid, NULL, 0);
+        ended.si_pid = 0;
+    }
 }
 
 static void start_agent(char **command)
