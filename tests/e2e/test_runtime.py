@@ -48,6 +48,9 @@ class LonelyNetworks:
         networks = SandboxNetworks(self.namespaces, Cni(nowhere, (), nowhere))
         return await networks.dial(sandbox_id, port, addresses)
 
+    def holds(self, sandbox_id: str) -> bool:
+        return self.namespaces.exists(sandbox_id)
+
     async def sweep(self, known: Collection[str]) -> list[str]:
         for name in self.namespaces.names():
             if name not in known:

@@ -114,6 +114,9 @@ class Backend(Protocol):
     def describe(self) -> Mapping[str, object]:
         """What it is, for people."""
 
+    def trouble(self) -> str:
+        """Why no container can be made here and now, empty where one can."""
+
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         """The network namespace that the sandbox should have, where there is one already."""
 
@@ -128,6 +131,9 @@ class Backend(Protocol):
 
     async def wait(self, container: str) -> Exit:
         """Until the container's program has ended; at once if it has. Survives a restart."""
+
+    async def was_started(self, container: str) -> bool:
+        """Whether a start that was cut short came as far as the container's program."""
 
     async def is_running(self, container: str) -> bool: ...
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from winpod.compute.backend import Exit
 from winpod.compute.errors import StartRefused
 from winpod.compute.native import WPROXY, native_program
-from winpod.compute.processes import is_program, read_pid, until_gone
+from winpod.compute.processes import is_about, read_pid, until_gone, wait_for_orphans
 
 KILLED = 0xC000013A
 _UNKNOWN = 255
+_ON_ITS_WAY = 30.0
 _WANTED = {"tty": "--terminal", "stdin": "--stdin", "stdin_stays": "--leave-stdin-open"}
 
 
@@ -35,13 +36,13 @@ async def supervise(folder: Path) -> None:
     command += ["--conmon-pidfile", str(folder / "conmon.pid")]
     command += ["--log-path", "none", "--full-attach"]
     command += [option for word, option in _WANTED.items() if word in stdio]
-    answer = json.loads(await _start(command) or "{}")
+    answer = json.loads(await _start(command, folder / "answer") or "{}")
     if int(answer.get("data", answer.get("pid", -1))) <= 0:
         raise StartRefused(str(answer.get("message", "")).strip() or "the supervisor said nothing")
 
 
-async def _start(command: list[str]) -> str:
-    reading, writing = os.pipe()
+async def _start(command: list[str], answer: Path) -> str:
+    reading, writing = _lasting_pipe(answer)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -61,19 +62,36 @@ async def _start(command: list[str]) -> str:
             os.close(writing)
 
 
+def _lasting_pipe(path: Path) -> tuple[int, int]:
+    """A pipe whose writer is not ended by the end of its reader: conmon outlives this process."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    try:
+        writing = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), writing
+    finally:
+        path.unlink()
+
+
 def _read_line(descriptor: int) -> str:
     with os.fdopen(os.dup(descriptor), "r") as pipe:
         return pipe.readline()
 
 
+def was_begun(folder: Path) -> bool:
+    """Whether there was a supervisor, who goes on without the process that called for him."""
+    wait_for_orphans(folder, ("conmon",), _ON_ITS_WAY, unless=folder / "conmon.pid")
+    return (folder / "conmon.pid").exists()
+
+
 def is_supervised(folder: Path) -> bool:
     ended = (folder / "exit" / folder.name).exists()
-    return not ended and is_program(read_pid(folder / "conmon.pid"), "conmon")
+    return not ended and is_about(read_pid(folder / "conmon.pid"), folder)
 
 
 async def until_ended(folder: Path) -> None:
     pid = read_pid(folder / "conmon.pid")
-    if pid is not None and is_program(pid, "conmon"):
+    if pid is not None and is_about(pid, folder):
         await until_gone(pid)
 
 

@@ -13,6 +13,15 @@ class AgentMisspoke(WinpodError):
     code = "INTERNAL"
 
 
+class NotReady(WinpodError):
+    """Something that every container needs is not on this machine."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no container can be made: {why}")
+
+
 class NativeMissing(WinpodError):
     """A program of winpod's own is not where the package has it."""
 

@@ -20,10 +20,10 @@ def read_pid(file: Path) -> int | None:
         return None
 
 
-def is_program(pid: int | None, name: str) -> bool:
-    """Whether a number that was written down is still the program it was written for."""
+def is_about(pid: int | None, folder: Path) -> bool:
+    """Whether a number that was written down is still the process it was written for."""
     try:
-        return pid is not None and Path(f"/proc/{pid}/comm").read_text().strip() == name
+        return pid is not None and os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -61,21 +61,24 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-def wait_for_orphans(folder: Path, beginnings: Collection[str], seconds: float) -> None:
-    """Until no process has such a beginning of its command line, and a file of the folder in it.
+def wait_for_orphans(
+    folder: Path, beginnings: Collection[str], seconds: float, unless: Path | None = None
+) -> None:
+    """Until no process has such a beginning of its command line, and the folder in it.
 
-    What a killed process had begun goes on without it, and would make what nobody knows of.
+    What a killed process had begun goes on without it, and would make what nobody knows of. A file
+    that is there `unless` tells that it is known.
     """
     deadline = time.monotonic() + seconds
-    while any(_is_about(folder, line, beginnings) for line in _command_lines()):
-        if time.monotonic() > deadline:
+    while any(_is_orphan(folder, line, beginnings) for line in _command_lines()):
+        if time.monotonic() > deadline or (unless and unless.exists()):
             return
         time.sleep(0.02)
 
 
-def _is_about(folder: Path, line: list[str], beginnings: Collection[str]) -> bool:
+def _is_orphan(folder: Path, line: list[str], beginnings: Collection[str]) -> bool:
     begins = f"{Path(line[0]).name} {' '.join(line[1:])} "
-    return begins.startswith(tuple(f"{one} " for one in beginnings)) and f"{folder}/" in begins
+    return begins.startswith(tuple(f"{one} " for one in beginnings)) and str(folder) in begins
 
 
 def _command_lines() -> list[list[str]]:

@@ -2,7 +2,8 @@
 
 Windows programs ask Wine, and Wine needs little of Linux beyond files, memory, threads and sockets.
 The table names what changes the machine, makes or enters namespaces, or has a history of bugs in
-the kernel; each answers "not permitted". System calls of other architectures end the process.
+the kernel; each answers "not permitted". System calls of other architectures end the process; those
+of 32-bit programs are another unless the base has such.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _NEW_NAMESPACES = 0x7E020000
 _NOT_PERMITTED, _NO_SUCH_CALL = 1, 38
 
 
-def seccomp_profile() -> dict[str, Any]:
+def seccomp_profile(*, with_32bit: bool) -> dict[str, Any]:
     """As an OCI runtime takes it."""
     refused = sorted(name for names in _REFUSED.values() for name in names.split())
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
-        "architectures": ["SCMP_ARCH_X86_64"],
+        "architectures": ["SCMP_ARCH_X86_64", *(["SCMP_ARCH_X86"] if with_32bit else [])],
         "syscalls": [
             {"names": refused, "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_PERMITTED},
             *(_clone_with(1 << bit) for bit in range(32) if _NEW_NAMESPACES >> bit & 1),

@@ -53,6 +53,7 @@ class Shell:
     first_id: int
     netns: Path | None = None
     hostname: str = "winpod"
+    with_32bit: bool = False
 
 
 def shell_spec(shell: Shell) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
                 "pids": {"limit": PIDS},
                 "memory": {"limit": MEMORY, "swap": MEMORY},
             },
-            "seccomp": seccomp_profile(),
+            "seccomp": seccomp_profile(with_32bit=shell.with_32bit),
             "maskedPaths": list(_MASKED),
             "readonlyPaths": list(_READONLY),
         },

@@ -180,6 +180,7 @@ class Shells:
             user=user,
             first_id=first_id,
             netns=netns,
+            with_32bit=self.base.with_32bit,
         )
         (folder / "config.json").write_text(json.dumps(shell_spec(shell)))
         return room

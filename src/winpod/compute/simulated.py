@@ -2,6 +2,7 @@
 
 A container runs until it is told to stop. Its log is a line that says so. What it used grows with
 the time it has run. Nothing survives this process: after a restart every container has ended.
+The command `simulate CODE SECONDS` ends by itself, with that code after that time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -20,6 +22,25 @@ from winpod.windows.errors import NotFound
 
 _TERMINATED = 0xC000013A
 _MEMORY = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    code: int
+    seconds: float
+
+
+def _script(command: Sequence[str]) -> _Script | None:
+    """What a simulated program does, if its command says so."""
+    if command[:1] != ["simulate"]:
+        return None
+    code, seconds = [*command[1:], "0", "0"][:2]
+    return _Script(int(code), float(seconds))
+
+
+def _end(ended: asyncio.Future[Exit], code: int) -> None:
+    if not ended.done():
+        ended.set_result(Exit(code, time.time_ns()))
 
 
 class SimulatedProgram:
@@ -68,6 +89,9 @@ class SimulatedBackend:
     def describe(self) -> dict[str, object]:
         return {"kind": "simulated", "containers": len(self._made)}
 
+    def trouble(self) -> str:
+        return ""
+
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         del asked
         return None
@@ -81,19 +105,24 @@ class SimulatedBackend:
     async def start(self, container: str) -> None:
         asked = self._get(container)
         self._started[container] = time.time_ns()
-        self._ended[container] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        ended = self._ended[container] = loop.create_future()
         self._log(asked, f"simulated: {asked.plan.command_line}")
+        if script := _script(asked.plan.command_line.split()):
+            loop.call_later(script.seconds, _end, ended, script.code)
 
     async def signal(self, container: str, *, kill: bool) -> None:
-        ended = self._ended.get(container)
-        if ended and not ended.done():
-            ended.set_result(Exit(_TERMINATED if kill else 0, time.time_ns()))
+        if ended := self._ended.get(container):
+            _end(ended, _TERMINATED if kill else 0)
 
     async def wait(self, container: str) -> Exit:
         ended = self._ended.get(container)
         if ended is None:
             return Exit(255, time.time_ns(), "Unknown", "the simulation did not survive a restart")
         return await asyncio.shield(ended)
+
+    async def was_started(self, container: str) -> bool:
+        return container in self._started
 
     async def is_running(self, container: str) -> bool:
         ended = self._ended.get(container)
@@ -119,9 +148,11 @@ class SimulatedBackend:
         self._log(self._get(container), "simulated: log opened again")
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
-        del seconds
         self._get(container)
-        return Output(0, f"simulated: {' '.join(command)}\r\n".encode(), b"")
+        script = _script(command) or _Script(0, 0)
+        async with asyncio.timeout(seconds or None):
+            await asyncio.sleep(script.seconds)
+        return Output(script.code, f"simulated: {' '.join(command)}\r\n".encode(), b"")
 
     async def exec(
         self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool

@@ -21,13 +21,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import which
 
 from winpod.compute import cgroups, conmon, disks, mounts
 from winpod.compute.agent import Agent, Program, Running, Size
 from winpod.compute.attach import Attached
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.drive import Drive, refuse_what_cannot_be
-from winpod.compute.errors import ShellFailed
+from winpod.compute.errors import NotReady, ShellFailed
+from winpod.compute.foreign import refuse_foreign
 from winpod.compute.identity import names_of, registry_of, resolver_file, set_hostname
 from winpod.compute.logs import reopen_log
 from winpod.compute.pipes import Pipe, find_pipes, start_relay, write_pipes
@@ -40,6 +42,13 @@ from winpod.images.base import Base
 from winpod.windows.builds import Build
 from winpod.windows.command_line import join
 from winpod.windows.users import ADMINISTRATOR
+
+_NEEDED = {
+    "conmon": "conmon",
+    "runc": "runc",
+    "mkfs.ext4": "e2fsprogs",
+    "mount": "mount",
+}
 
 
 class WineBackend:
@@ -75,6 +84,13 @@ class WineBackend:
         warm = {"wanted": self.shells.wanted, "waiting": len(self.shells.waiting)}
         return {"kind": "wine", "base": base.id, "packages": wine, "warm_shells": warm}
 
+    def trouble(self) -> str:
+        missing = [f"{name} (package {of})" for name, of in _NEEDED.items() if not which(name)]
+        if missing:
+            return f"this machine has no {', no '.join(missing)}."
+        rootfs = self.shells.base.rootfs
+        return "" if rootfs.is_dir() else f"the Wine base {rootfs} is gone: winpod base build."
+
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         folder = self._sandbox(asked.id)
         folder.mkdir(parents=True)
@@ -87,6 +103,8 @@ class WineBackend:
         await self._discard(self._sandbox(sandbox))
 
     async def make(self, asked: ContainerParts) -> None:
+        if trouble := self.trouble():
+            raise NotReady(trouble)
         refuse_what_cannot_be(asked.plan.mounts)
         pipes = find_pipes(asked.plan.mounts, self._root / "pipes")
         folder = self._folder(asked.id)
@@ -126,6 +144,7 @@ class WineBackend:
             for volume in plan.volumes:
                 drive.make_directory(volume, owner)
             drive.add(plan.mounts, folder / "scratch")
+            refuse_foreign(self.shells.base, folder / "c", plan)
             drive.slide_into(pid, DRIVE_C)
         finally:
             if users is not None:
@@ -158,6 +177,9 @@ class WineBackend:
             end = replace(end, reason="OOMKilled", message="it used all of its memory limit")
         await self.shells.kill(folder / "shell")
         return end
+
+    async def was_started(self, container: str) -> bool:
+        return await asyncio.to_thread(conmon.was_begun, self._folder(container))
 
     async def is_running(self, container: str) -> bool:
         return conmon.is_supervised(self._folder(container))

@@ -23,6 +23,7 @@ from winpod.compute.plan import (
     make_plan,
     read_image_config,
 )
+from winpod.compute.processes import to_its_end
 from winpod.compute.resources import Asked, enforce
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.resources import asked_change, asked_resources, write_resources
@@ -30,6 +31,7 @@ from winpod.cri.rpc import MESSAGE_LIMIT
 from winpod.cri.sandboxes import selected
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_item, container_state, container_status, signed
+from winpod.cri.turns import Turns
 from winpod.images.pull import variant_for
 from winpod.images.pull_choice import narrowing_of
 from winpod.images.store import Store, StoredImage
@@ -74,6 +76,7 @@ class Containers:
         self._host_cpus = host_cpus
         self._changed = changed
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._turns = Turns()
 
     async def create_container(
         self, request: api.CreateContainerRequest
@@ -103,7 +106,7 @@ class Containers:
         try:
             for held in (image, *volumes.values()):
                 self._store.hold(container.id, held)
-            await self._backend.make(self._asked(container, image, plan))
+            await to_its_end(self._backend.make(self._asked(container, image, plan)))
         except BaseException:
             await asyncio.shield(self._unmake(container))
             raise
@@ -164,7 +167,7 @@ class Containers:
     async def _unmake(self, container: Container) -> None:
         try:
             await self._backend.remove(container.id)
-        except WinpodError as error:
+        except (WinpodError, OSError) as error:
             _log.warning("container %s could not be undone: %s", container.id, error)
             self._state.save(container, phase=Phase.EXITED, reason="Unknown")
             return
@@ -181,16 +184,20 @@ class Containers:
         sandbox = self._state.sandbox(container.sandbox)
         if sandbox.phase is not Phase.RUNNING:
             raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
+        await to_its_end(self._start(container, sandbox))
+        return api.StartContainerResponse()
+
+    async def _start(self, container: Container, sandbox: Sandbox) -> None:
         self._state.save(container, phase=Phase.STARTING)
         try:
-            await self._backend.start(container.id)
-        except WinpodError as error:
+            async with self._turns.of(container.id):
+                await self._backend.start(container.id)
+        except (WinpodError, OSError) as error:
             self._ended(container, Exit(_START_FAILED, time.time_ns(), "StartError", str(error)))
             raise
         self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
         self._changed(container.id, api.CONTAINER_STARTED_EVENT, sandbox)
         self._watch(container)
-        return api.StartContainerResponse()
 
     def _watch(self, container: Container) -> None:
         async def until_the_end() -> None:
@@ -201,9 +208,10 @@ class Containers:
         task.add_done_callback(lambda _: self._watches.pop(container.id, None))
 
     def _ended(self, container: Container, end: Exit) -> None:
+        """What the disk cannot take now is found again at the next start."""
         if container.phase in (Phase.EXITED, Phase.REMOVING):
             return
-        self._state.save(
+        self._state.note(
             container,
             phase=Phase.EXITED,
             finished_at=end.finished_at,
@@ -221,7 +229,8 @@ class Containers:
         return api.StopContainerResponse()
 
     async def _stop(self, container: Container, grace: float) -> None:
-        watch = self._watches.get(container.id)
+        async with self._turns.of(container.id):
+            watch = self._watches.get(container.id)
         if watch is None:
             return
         if grace > 0:
@@ -244,7 +253,15 @@ class Containers:
 
     async def remove(self, container: Container) -> None:
         await self.end(container)
-        self._state.save(container, phase=Phase.REMOVING)
+        await to_its_end(self._remove(container))
+
+    async def _remove(self, container: Container) -> None:
+        async with self._turns.of(container.id):
+            if container.id in self._state.containers:
+                await self._take_apart(container)
+
+    async def _take_apart(self, container: Container) -> None:
+        self._state.note(container, phase=Phase.REMOVING)
         await self._backend.remove(container.id)
         self._store.release(container.id)
         if sandbox := self._state.sandboxes.get(container.sandbox):
@@ -330,16 +347,25 @@ class Containers:
     async def recover(self) -> None:
         """After a restart: what was half made is undone, what runs is watched again."""
         for container in list(self._state.containers.values()):
-            match container.phase:
-                case Phase.MAKING:
-                    await self._unmake(container)
-                case Phase.REMOVING:
-                    await self.remove(container)
-                case Phase.STARTING | Phase.RUNNING:
-                    await self._find_again(container)
+            try:
+                await self._settle(container)
+            except (WinpodError, OSError) as error:
+                _log.warning("container %s is left as it was: %s", container.id, error)
+
+    async def _settle(self, container: Container) -> None:
+        match container.phase:
+            case Phase.MAKING:
+                await self._unmake(container)
+            case Phase.REMOVING:
+                await self.remove(container)
+            case Phase.STARTING | Phase.RUNNING:
+                await self._find_again(container)
 
     async def _find_again(self, container: Container) -> None:
         if container.phase is Phase.STARTING:
+            if not await self._backend.was_started(container.id):
+                self._state.save(container, phase=Phase.CREATED)
+                return
             self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
         if await self._backend.is_running(container.id):
             self._watch(container)

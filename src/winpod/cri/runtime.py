@@ -46,15 +46,9 @@ class Runtime:
         )
 
     async def status(self, request: api.StatusRequest) -> api.StatusResponse:
-        trouble = await self._networks.trouble()
         conditions = [
-            api.RuntimeCondition(type="RuntimeReady", status=True),
-            api.RuntimeCondition(
-                type="NetworkReady",
-                status=not trouble,
-                reason="NetworkPluginNotReady" if trouble else "",
-                message=trouble,
-            ),
+            _condition("RuntimeReady", "ComputeNotReady", self._backend.trouble()),
+            _condition("NetworkReady", "NetworkPluginNotReady", await self._networks.trouble()),
         ]
         names = (handler.name for handler in self._handlers if _can_start(handler))
         return api.StatusResponse(
@@ -121,6 +115,12 @@ class Runtime:
                 ],
             )
         )
+
+
+def _condition(kind: str, reason: str, trouble: str) -> api.RuntimeCondition:
+    if not trouble:
+        return api.RuntimeCondition(type=kind, status=True)
+    return api.RuntimeCondition(type=kind, status=False, reason=reason, message=trouble)
 
 
 def _can_start(handler: Handler) -> bool:

@@ -8,15 +8,16 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 from winpod.compute.backend import Backend, SandboxAsked
 from winpod.compute.plan import HostProcessRefused
+from winpod.compute.processes import to_its_end
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
+from winpod.cri.turns import Turns
 from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
 from winpod.network.counters import Counters
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
@@ -38,6 +39,9 @@ class Networks(Protocol):
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of the sandbox, as its own processes would make it."""
+
+    def holds(self, sandbox_id: str) -> bool:
+        """Whether the network of a sandbox that was connected is still there."""
 
     def netns(self, sandbox_id: str) -> Path | None:
         """Where the sandbox's network namespace is, if it has one."""
@@ -83,7 +87,7 @@ class Sandboxes:
         self._stop_container = stop_container
         self._remove_container = remove_container
         self._changed = changed
-        self._ending: dict[str, asyncio.Lock] = {}
+        self._turns = Turns()
 
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
         handler = self._handlers.get(request.runtime_handler)
@@ -125,9 +129,9 @@ class Sandboxes:
         """Where even that fails, the sandbox is kept, not ready, for the client to remove."""
         try:
             await self._take_apart(sandbox)
-        except WinpodError as error:
+        except (WinpodError, OSError) as error:
             _log.warning("what was made of sandbox %s could not be undone: %s", sandbox.id, error)
-            self._state.save(sandbox, phase=Phase.EXITED)
+            self._state.note(sandbox, phase=Phase.EXITED)
         else:
             self._state.forget(sandbox)
 
@@ -139,35 +143,35 @@ class Sandboxes:
         self, request: api.StopPodSandboxRequest
     ) -> api.StopPodSandboxResponse:
         if sandbox := self._maybe(request.pod_sandbox_id):
-            async with self._alone(sandbox):
-                await self._stop(sandbox)
+            await to_its_end(self._stop_in_turn(sandbox))
         return api.StopPodSandboxResponse()
+
+    async def _stop_in_turn(self, sandbox: Sandbox) -> None:
+        async with self._turns.of(sandbox.id):
+            if sandbox.id in self._state.sandboxes:
+                await self._stop(sandbox)
 
     async def _stop(self, sandbox: Sandbox) -> None:
         containers = self._state.containers_of(sandbox)
         await asyncio.gather(*(self._stop_container(container) for container in containers))
         await self._take_apart(sandbox)
         if sandbox.phase is Phase.RUNNING:
-            self._state.save(sandbox, phase=Phase.EXITED)
+            self._state.note(sandbox, phase=Phase.EXITED)
             self._changed(sandbox.id, api.CONTAINER_STOPPED_EVENT, sandbox)
 
     async def remove_pod_sandbox(
         self, request: api.RemovePodSandboxRequest
     ) -> api.RemovePodSandboxResponse:
         if sandbox := self._maybe(request.pod_sandbox_id):
-            async with self._alone(sandbox):
-                await self._stop(sandbox)
-                self._state.save(sandbox, phase=Phase.REMOVING)
-                await self._finish_removal(sandbox)
+            await to_its_end(self._remove(sandbox))
         return api.RemovePodSandboxResponse()
 
-    @asynccontextmanager
-    async def _alone(self, sandbox: Sandbox) -> AsyncIterator[None]:
-        """Who ends a sandbox that somebody else is ending comes after them."""
-        async with self._ending.setdefault(sandbox.id, asyncio.Lock()):
-            yield
-        if sandbox.id not in self._state.sandboxes:
-            self._ending.pop(sandbox.id, None)
+    async def _remove(self, sandbox: Sandbox) -> None:
+        async with self._turns.of(sandbox.id):
+            if sandbox.id in self._state.sandboxes:
+                await self._stop(sandbox)
+                self._state.note(sandbox, phase=Phase.REMOVING)
+                await self._finish_removal(sandbox)
 
     async def _finish_removal(self, sandbox: Sandbox) -> None:
         containers = self._state.containers_of(sandbox)
@@ -223,14 +227,26 @@ class Sandboxes:
         ]
 
     async def recover(self) -> None:
-        """After a restart: undo what was half made, finish what was half removed."""
+        """After a restart: undo what was half made, finish what was half removed.
+
+        A sandbox whose network is gone, as after a restart of the machine, is not ready.
+        """
         for sandbox in list(self._state.sandboxes.values()):
-            if sandbox.phase is Phase.MAKING:
-                await self._unmake(sandbox)
-            elif sandbox.phase is Phase.REMOVING:
-                await self._finish_removal(sandbox)
+            try:
+                await self._settle(sandbox)
+            except (WinpodError, OSError) as error:
+                _log.warning("sandbox %s is left as it was: %s", sandbox.id, error)
         for trouble in await self._networks.sweep(list(self._state.sandboxes)):
             _log.warning("%s", trouble)
+
+    async def _settle(self, sandbox: Sandbox) -> None:
+        if sandbox.phase is Phase.MAKING:
+            await self._unmake(sandbox)
+        elif sandbox.phase is Phase.REMOVING:
+            await self._finish_removal(sandbox)
+        elif sandbox.phase is Phase.RUNNING and not self._networks.holds(sandbox.id):
+            _log.warning("sandbox %s has lost its network namespace", sandbox.id)
+            await self._stop(sandbox)
 
     def handler_of(self, config: api.PodSandboxConfig) -> str:
         """The handler of the sandbox that a config describes, empty where there is none."""

@@ -7,6 +7,7 @@ finished. The client's own words (config) are kept as they came, because they mu
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 
 SCHEMA = 2
+_log = logging.getLogger(__name__)
 
 
 class Phase(StrEnum):
@@ -82,6 +86,18 @@ class NameTaken(WinpodError):
     code = "ALREADY_EXISTS"
 
 
+class StateUnwritable(WinpodError):
+    """What is not written down is not begun."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, file: Path, error: Exception) -> None:
+        super().__init__(
+            f"the runtime's state in {file} cannot be written: {error}.",
+            "Make room on its disk; what runs goes on.",
+        )
+
+
 Record = TypeVar("Record", Sandbox, Container)
 _TABLES: dict[type, str] = {Sandbox: "sandboxes", Container: "containers"}
 
@@ -95,18 +111,19 @@ class State:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
         self._mutex = threading.Lock()
         self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(file)
+            self.sandboxes: dict[str, Sandbox] = {r.id: r for r in self._read(Sandbox)}
+            self.containers: dict[str, Container] = {r.id: r for r in self._read(Container)}
         except sqlite3.DatabaseError as error:
             self._database.close()
             raise InvalidInput(
                 f"the runtime's state in {file} cannot be read: {error}.",
                 "Move the file away to start without it; containers that still run are then ended.",
             ) from error
-        self.sandboxes: dict[str, Sandbox] = {r.id: r for r in self._read(Sandbox)}
-        self.containers: dict[str, Container] = {r.id: r for r in self._read(Container)}
 
     def _prepare(self, file: Path) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -135,10 +152,20 @@ class State:
         columns = _columns(kind)
         rows = self._database.execute(f"SELECT {', '.join(columns)} FROM {_TABLES[kind]}")  # noqa: S608
         found = []
-        for row in rows:
+        for row in rows.fetchall():
             values = dict(zip(columns, row, strict=True))
-            found.append(kind(**{**values, "phase": Phase(values["phase"])}))
+            try:
+                found.append(kind(**{**values, "phase": Phase(values["phase"])}))
+            except (ValueError, TypeError, DecodeError) as error:
+                self._drop(kind, values["id"], error)
         return found
+
+    def _drop(self, kind: type[Any], id_: object, error: Exception) -> None:
+        """A record that means nothing; what it was about is ended, as all that is not known."""
+        table = _TABLES[kind]
+        _log.error("the record of %s in %s is broken, and is dropped: %s", id_, table, error)
+        with self._transaction():
+            self._database.execute(f"DELETE FROM {table} WHERE id IS ?", [id_])  # noqa: S608
 
     def add(self, record: Sandbox | Container) -> None:
         """Write a new record; its name is taken from now on."""
@@ -172,6 +199,15 @@ class State:
         for name, value in changes.items():
             setattr(record, name, value)
 
+    def note(self, record: Sandbox | Container, **changes: Any) -> None:
+        """Change a record whose truth is elsewhere too: a disk that takes nothing stops nobody."""
+        try:
+            self.save(record, **changes)
+        except StateUnwritable as error:
+            _log.warning("%s", error)
+            for name, value in changes.items():
+                setattr(record, name, value)
+
     def forget(self, record: Sandbox | Container) -> None:
         with self._transaction():
             self._database.execute(
@@ -199,13 +235,16 @@ class State:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._mutex:
-            self._database.execute("BEGIN IMMEDIATE")
             try:
+                self._database.execute("BEGIN IMMEDIATE")
                 yield
-            except BaseException:
-                self._database.execute("ROLLBACK")
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise StateUnwritable(self._file, error) from None
                 raise
-            self._database.execute("COMMIT")
 
 
 def _find(table: dict[str, Record], id_: str, kind: str) -> Record:

@@ -31,6 +31,9 @@ class SandboxNetworks:
     def netns(self, sandbox_id: str) -> Path:
         return self.namespaces.path(sandbox_id)
 
+    def holds(self, sandbox_id: str) -> bool:
+        return self.namespaces.exists(sandbox_id)
+
     async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
         """Connect the sandbox, in a given namespace, which it keeps, or in a new one.
 

@@ -54,6 +54,9 @@ class SimulatedNetworks:
             f'failed to connect to localhost:{port} for pod "{sandbox_id}": it is simulated.'
         )
 
+    def holds(self, sandbox_id: str) -> bool:
+        return sandbox_id in self.connected
+
     def netns(self, sandbox_id: str) -> Path | None:
         del sandbox_id
         return None

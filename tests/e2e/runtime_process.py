@@ -1,0 +1,399 @@
+"""A machine of the test's own with `winpod runtime` on it: killed, started again, and looked at.
+
+Its network is a namespace that plays the machine's; all else of the runtime is below one directory,
+by whose name whatever it leaves on the real machine is known.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from tests.cri.test_life import sandbox_config
+from tests.e2e.windows_programs import c_program
+
+from winpod.cli.main import app
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import Base
+from winpod.windows.errors import WinpodError
+
+PROGRAM = "hostile.exe"
+STARTED_WITHIN, ENDED_WITHIN = 60.0, 60.0
+KERNEL_PATIENCE = 5.0
+
+
+class DidNotStart(AssertionError):
+    """A runtime that ended at its start; the message is its log."""
+
+
+class RuntimeProcess:
+    """`root` is winpod's; `image` is what was pulled from an OCI layout beside it."""
+
+    def __init__(self, folder: Path, base: Base, warm: int = 0) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.own = self.root / "runtime"
+        self.socket = folder / "cri.sock"
+        self.log = folder / "runtime.log"
+        self.data = folder / "data"
+        self.image = ""
+        self.config = folder / "config.toml"
+        self.client = Client(f"unix:{self.socket}")
+        self.pid = 0
+        for place in (self.root, self.data):
+            place.mkdir()
+        (self.root / "bases").symlink_to(base.path.parent)
+        self.config.write_text(f"[runtime]\nwarm_shells = {warm}\n")
+        self._ids = folder / "ids"
+        self._ids.touch()
+        script = f"ip link set lo up && exec {sys.executable} -m tests.e2e.dying_runtime"
+        command = ["unshare", "--net", "sh", "-c", script]
+        self._forks = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, folder: Path, base: Base, warm: int = 0) -> AsyncIterator[Self]:
+        """Up, with its image pulled; at the end it is stopped, and must have left nothing."""
+        machine = cls(folder, base, warm)
+        try:
+            machine.pack()
+            await machine.start()
+            await machine.pull()
+            yield machine
+            if not machine.lives():
+                await machine.restart()
+            await machine.remove_all()
+            await machine.end(signal.SIGTERM)
+            assert machine.leftovers() == {}
+        finally:
+            await machine.close()
+
+    def pack(self) -> None:
+        content = self.folder / "content"
+        content.mkdir()
+        (content / PROGRAM).hardlink_to(c_program("hostile"))
+        arguments = ["image", "pack", str(content), "-t", f"oci:{self.folder}/images:app"]
+        arguments += ["--os-version", "2022"]
+        app(arguments, standalone_mode=False)
+
+    def spawn(self, die_at: int = 0, **environment: str) -> None:
+        """Begin one; it may not come up."""
+        wanted = {
+            "WINPOD_CONFIG": str(self.config),
+            "WINPOD_ROOT": str(self.root),
+            "WINPOD_LOG": str(self.log),
+            "WINPOD_DIE": str(self.folder / "die.sock"),
+            "WINPOD_IDS": str(self._ids),
+            **({"WINPOD_DIE_AT": str(die_at)} if die_at else {}),
+            **environment,
+        }
+        arguments = ["runtime", "--socket", str(self.socket)]
+        line = json.dumps({"arguments": arguments, "environment": wanted})
+        assert self._forks.stdin
+        assert self._forks.stdout
+        self._forks.stdin.write(line + "\n")
+        self._forks.stdin.flush()
+        self.pid = int(self._forks.stdout.readline())
+
+    async def start(self, die_at: int = 0, **environment: str) -> Client:
+        self.spawn(die_at, **environment)
+        deadline = time.monotonic() + STARTED_WITHIN
+        while self.lives() and time.monotonic() < deadline:
+            if self._listens():
+                await self.client.close()
+                self.client = Client(f"unix:{self.socket}")
+                if await self._answers():
+                    return self.client
+            await asyncio.sleep(0.01)
+        raise DidNotStart(self.log.read_text()[-3000:])
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as asking:
+            return asking.connect_ex(str(self.socket)) == 0
+
+    async def _answers(self) -> bool:
+        """Once it has found everything again."""
+        while self.lives():
+            try:
+                await self.client.call("Version", api.VersionRequest())
+            except WinpodError:
+                await asyncio.sleep(0.01)
+            else:
+                return True
+        return False
+
+    def lives(self) -> bool:
+        return bool(self.pid) and Path(f"/proc/{self.pid}").exists() and not _is_zombie(self.pid)
+
+    def die_at(self, number: int) -> None:
+        """At that effect from now on."""
+        self._tell(str(number))
+
+    def effects(self) -> int:
+        """How many there were since."""
+        return int(self._tell("0"))
+
+    def _tell(self, text: str) -> str:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(10)
+            asking.connect(str(self.folder / "die.sock"))
+            asking.send(text.encode())
+            return asking.recv(100).decode()
+
+    async def ended(self) -> None:
+        """Until the process has, which was killed or told to."""
+        assert self._forks.stdout
+        line = await asyncio.to_thread(self._forks.stdout.readline)
+        assert line == "ended\n"
+        self.pid = 0
+
+    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        if self.pid:  # it may have ended by itself
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, how)
+            await self.ended()
+
+    async def restart(self) -> Client:
+        await self.end()
+        return await self.start()
+
+    async def close(self) -> None:
+        """The end of the test's machine, whatever is on it."""
+        await self.end()
+        self.power_off()
+        await self.client.close()
+        assert self._forks.stdin
+        self._forks.stdin.close()
+        self._forks.wait(10)
+        assert self._forks.stdout
+        self._forks.stdout.close()
+
+    # What a client asks for
+
+    async def pull(self) -> None:
+        spec = api.ImageSpec(image=f"oci:{self.folder}/images:app")
+        self.image = (await self.call(api.PullImageRequest(image=spec))).image_ref
+
+    async def call(self, request: Any) -> Any:
+        return await self.client.call(type(request).__name__.removesuffix("Request"), request)
+
+    async def run_pod(self, name: str = "pod", **more: Any) -> str:
+        config = sandbox_config(name, log_directory=str(self.folder / "logs"), **more)
+        return str((await self.call(api.RunPodSandboxRequest(config=config))).pod_sandbox_id)
+
+    def container_request(
+        self, sandbox: str, *words: str, name: str = "app", **more: Any
+    ) -> api.CreateContainerRequest:
+        mount = api.Mount(host_path=str(self.data), container_path="C:\\data")
+        config = api.ContainerConfig(
+            metadata=api.ContainerMetadata(name=name),
+            image=api.ImageSpec(image=self.image),
+            command=[f"C:\\{PROGRAM}", *words],
+            log_path=f"{name}.log",
+            mounts=[mount],
+            **more,
+        )
+        return api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
+
+    async def create(self, sandbox: str, *words: str, name: str = "app", **more: Any) -> str:
+        request = self.container_request(sandbox, *words, name=name, **more)
+        return str((await self.call(request)).container_id)
+
+    async def begin(self, sandbox: str, *words: str, name: str = "app", **more: Any) -> str:
+        """A container of the test's program, started."""
+        container = await self.create(sandbox, *words, name=name, **more)
+        await self.call(api.StartContainerRequest(container_id=container))
+        return container
+
+    async def status(self, container: str) -> Any:
+        return (await self.call(api.ContainerStatusRequest(container_id=container))).status
+
+    async def until_exited(self, container: str, seconds: float = ENDED_WITHIN) -> Any:
+        deadline = time.monotonic() + seconds
+        while (seen := await self.status(container)).state != api.CONTAINER_EXITED:
+            assert time.monotonic() < deadline, f"{container} still runs"
+            await asyncio.sleep(0.02)
+        return seen
+
+    async def until_said(self, text: str, name: str = "app", seconds: float = ENDED_WITHIN) -> str:
+        deadline = time.monotonic() + seconds
+        while text not in (log := self.said(name)):
+            assert time.monotonic() < deadline, f"{text!r} is not in {log[-500:]!r}"
+            await asyncio.sleep(0.02)
+        return log
+
+    def said(self, name: str = "app") -> str:
+        log = self.folder / f"logs/{name}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+
+    async def pods(self) -> list[Any]:
+        return list((await self.call(api.ListPodSandboxRequest())).items)
+
+    async def containers(self) -> list[Any]:
+        return list((await self.call(api.ListContainersRequest())).containers)
+
+    async def stop(self, container: str, seconds: int = 0) -> None:
+        await self.call(api.StopContainerRequest(container_id=container, timeout=seconds))
+
+    async def remove(self, container: str) -> None:
+        await self.call(api.RemoveContainerRequest(container_id=container))
+
+    async def stop_pod(self, sandbox: str) -> None:
+        await self.call(api.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+
+    async def remove_pod(self, sandbox: str) -> None:
+        await self.call(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+
+    async def remove_all(self) -> None:
+        for pod in await self.pods():
+            await self.remove_pod(pod.id)
+        for container in await self.containers():
+            await self.remove(container.id)
+
+    async def until_warm(self, count: int) -> None:
+        """Until so many shells wait."""
+        deadline = time.monotonic() + ENDED_WITHIN
+        while await self._waiting() < count:
+            assert time.monotonic() < deadline, "no shell was booted"
+            await asyncio.sleep(0.02)
+
+    async def _waiting(self) -> int:
+        status = await self.call(api.StatusRequest(verbose=True))
+        return int(json.loads(status.info["compute"])["warm_shells"]["waiting"])
+
+    # What is there on the machine
+
+    def folder_of(self, container: str) -> Path:
+        return self.own / "containers" / container
+
+    def leftovers(self, *kinds: str) -> dict[str, list[str]]:
+        """All that pods can leave behind, the shells that wait aside; empty when nothing is left.
+
+        The kernel takes some of it apart in its own time.
+        """
+        deadline = time.monotonic() + KERNEL_PATIENCE
+        while found := self._found():
+            found = {kind: names for kind, names in found.items() if not kinds or kind in kinds}
+            if not found or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return found
+
+    def _found(self) -> dict[str, list[str]]:
+        warm = _names(self.own, "warm/*")
+        waiting = {(self.own / "warm" / name / "id").read_text() for name in warm}
+        found = {
+            "containers": _names(self.own, "containers/*"),
+            "sandboxes": _names(self.own, "sandboxes/*"),
+            "namespaces": _names(self.own, "netns/*"),
+            "runc": [name for name in _names(self.own, "runc/*") if name not in waiting],
+            "leases": [n for n in _names(self.own, "cni/leases/*/*") if n[0].isdigit()],
+            "cache": _names(self.own, "cni/cache/results/*"),
+            "links": self.links(),
+            "rules": self.rules(),
+            "mounts": [place for place in self.mounts() if "/warm/" not in place],
+            "disks": [file for file in self.disks() if "/warm/" not in file],
+            "processes": [text for text in self.processes() if "/warm/" not in text],
+            "groups": [group.name for group in self._groups() if group.name not in waiting],
+        }
+        return {kind: names for kind, names in found.items() if names}
+
+    def _outside(self, *command: str) -> str:
+        inside = ["nsenter", f"--net=/proc/{self._forks.pid}/ns/net", *command]
+        return subprocess.run(inside, check=True, capture_output=True, text=True).stdout
+
+    def links(self) -> list[str]:
+        links = json.loads(self._outside("ip", "-json", "link", "show"))
+        return [link["ifname"] for link in links if link["ifname"].startswith("veth")]
+
+    def rules(self) -> list[str]:
+        rules = self._outside("iptables-save").splitlines()
+        of_one = [r for r in rules if "id: " in r or r.startswith(":CNI-")]
+        return [rule for rule in of_one if "HOSTPORT" not in rule]
+
+    def mounts(self) -> list[str]:
+        table = Path("/proc/self/mountinfo").read_text().splitlines()
+        places = (line.split()[4] for line in table)
+        return [place for place in places if place.startswith(str(self.root))]
+
+    def disks(self) -> list[str]:
+        files = []
+        for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                files.append(file.read_text().strip())
+        return [file for file in files if file.startswith(str(self.root))]
+
+    def processes(self) -> list[str]:
+        """Of containers, and those that have the root on the command line."""
+        return [f"{pid} {line[:200]} {place}" for pid, line, place in self._processes()]
+
+    def _processes(self) -> Iterator[tuple[int, str, str]]:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                line = os.fsdecode((folder / "cmdline").read_bytes()).replace("\0", " ")
+                prefix = _prefix(folder)
+                is_own = f"{self.own}/" in line or prefix.startswith(f"{self.own}/")
+                if is_own and int(folder.name) != self.pid:
+                    yield int(folder.name), line, prefix
+
+    def _groups(self) -> list[Path]:
+        names = set(self._ids.read_text().split())
+        found = Path("/sys/fs/cgroup").glob("*/winpod/winpod-*")
+        return [group for group in found if group.name in names]
+
+    def power_off(self) -> None:
+        """What a machine loses with its power: processes, mounts, control groups."""
+        while found := list(self._processes()):
+            for pid, _, _ in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for place in sorted(self.mounts(), reverse=True):
+            subprocess.run(["umount", "--lazy", place], check=True)
+        for file in self.own.glob("*/**/shell.pid"):
+            for group in Path("/sys/fs/cgroup").glob(
+                f"*/winpod/{(file.parent / 'id').read_text()}"
+            ):
+                _remove_group(group)
+        shutil.rmtree(self.own / "runc", ignore_errors=True)
+
+
+def _prefix(process: Path) -> str:
+    """Where the Wine prefix of a container's process is on this machine."""
+    if (process / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink():
+        return ""
+    rows = (line.split() for line in (process / "mountinfo").read_text().splitlines())
+    return next((row[3] for row in rows if row[4] == "/prefix"), "")
+
+
+def _remove_group(group: Path) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.02)
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    return sorted(path.name for path in folder.glob(pattern))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,274 @@
+"""kill -9, at every step of every call: nothing is lost, doubled, or left half-made.
+
+A runtime dies at one effect of a call after the other; the next one is asked what there is, and
+what it says must be true.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.runtime_process import DidNotStart, RuntimeProcess
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.images.base import Base
+from winpod.windows.errors import WinpodError
+
+CODE = 0xC0000123
+KILLED = 0xC000013A
+DEATHS = 16
+CREATED, RUNNING, EXITED = (
+    api.CONTAINER_CREATED,
+    api.CONTAINER_RUNNING,
+    api.CONTAINER_EXITED,
+)
+
+
+@pytest.fixture
+async def runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    async with RuntimeProcess.running(tmp_path, base) as machine:
+        yield machine
+
+
+@pytest.fixture
+async def warm_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    async with RuntimeProcess.running(tmp_path, base, warm=1) as machine:
+        yield machine
+
+
+async def deaths(
+    runtime: RuntimeProcess,
+    prepare: Callable[[], Awaitable[str]],
+    act: Callable[[str], Awaitable[Any]],
+) -> AsyncIterator[str]:
+    """Die in the act, each time some effects later; gives what was prepared, after the restart."""
+    thing = await prepare()
+    runtime.die_at(10**9)
+    await act(thing)
+    total = runtime.effects()
+    assert total >= 4
+    await runtime.remove_all()
+    for number in sorted({1 + total * i // DEATHS for i in range(DEATHS)}):
+        thing = await prepare()
+        runtime.die_at(number)
+        with contextlib.suppress(WinpodError):
+            await act(thing)
+        await runtime.restart()
+        print(f"killed at effect {number} of {total}")
+        yield thing
+
+
+async def goes_on(runtime: RuntimeProcess, container: str) -> None:
+    """The one program of a container runs, its log is whole, and its exit code its own."""
+    ticks = int(re.findall(r"tick (\d+)", await runtime.until_said("tick "))[-1])
+    await runtime.until_said(f"tick {ticks + 3}\n")
+    (runtime.data / "go").touch()
+    seen = await runtime.until_exited(container)
+    (runtime.data / "go").unlink()
+    assert seen.exit_code & 0xFFFFFFFF == CODE
+    lines = runtime.said().splitlines()
+    assert lines == ["begun", *(f"tick {i}" for i in range(1, len(lines) - 1)), "ended"]
+
+
+def forget_log(runtime: RuntimeProcess) -> None:
+    (runtime.folder / "logs/app.log").unlink(missing_ok=True)
+
+
+async def nothing() -> str:
+    return ""
+
+
+async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
+    ports = [api.PortMapping(container_port=80, host_port=8080)]
+    begun = 0
+    async for _ in deaths(runtime, nothing, lambda _: runtime.run_pod(port_mappings=ports)):
+        pods = await runtime.pods()
+        begun += len(pods)
+        assert [pod.state for pod in pods] in ([], [api.SANDBOX_READY])
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
+    assert begun < DEATHS / 2
+
+
+async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
+    async for pod in deaths(runtime, runtime.run_pod, lambda pod: runtime.create(pod, "ticks")):
+        found = await runtime.containers()
+        assert [container.state for container in found] in ([], [CREATED])
+        for container in found:
+            await runtime.call(api.StartContainerRequest(container_id=container.id))
+            await runtime.until_said("tick 2\n")
+            await runtime.remove(container.id)
+            forget_log(runtime)
+        assert runtime.leftovers("containers", "runc", "disks", "processes", "groups") == {}
+        await runtime.remove_pod(pod)
+        assert runtime.leftovers() == {}
+
+
+async def test_killed_in_start_container(runtime: RuntimeProcess) -> None:
+    async def created() -> str:
+        forget_log(runtime)
+        return await runtime.create(await runtime.run_pod(), "ticks", hex(CODE))
+
+    async for container in deaths(
+        runtime, created, lambda c: runtime.call(api.StartContainerRequest(container_id=c))
+    ):
+        seen = await runtime.status(container)
+        assert seen.state in (CREATED, RUNNING)
+        if seen.state == CREATED:
+            assert runtime.said() == ""
+            await runtime.call(api.StartContainerRequest(container_id=container))
+        await goes_on(runtime, container)
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
+
+
+async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
+    async def started() -> str:
+        forget_log(runtime)
+        container = await runtime.begin(await runtime.run_pod(), "deaf")
+        await runtime.until_said("deaf")
+        return container
+
+    async for container in deaths(runtime, started, lambda c: runtime.stop(c, 1)):
+        assert (await runtime.status(container)).state in (RUNNING, EXITED)
+        await runtime.stop(container)
+        seen = await runtime.status(container)
+        assert (seen.state, seen.exit_code & 0xFFFFFFFF) == (EXITED, KILLED)
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
+
+
+async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
+    async def started() -> str:
+        pod = await runtime.run_pod()
+        await runtime.begin(pod, "sleep")
+        return pod
+
+    async for pod in deaths(runtime, started, runtime.stop_pod):
+        await runtime.stop_pod(pod)
+        assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
+        found = await runtime.containers()
+        assert [container.state for container in found] == [EXITED]
+        seen = await runtime.status(found[0].id)
+        assert seen.exit_code & 0xFFFFFFFF == KILLED
+        assert runtime.leftovers("sandboxes", "namespaces", "leases", "links", "processes") == {}
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
+
+
+async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
+    async def started() -> str:
+        return await runtime.begin(await runtime.run_pod(), "sleep")
+
+    async for container in deaths(runtime, started, runtime.remove):
+        assert len(await runtime.containers()) <= 1
+        await runtime.remove(container)
+        assert await runtime.containers() == []
+        assert runtime.leftovers("containers", "runc", "disks", "processes", "groups") == {}
+        await runtime.remove_all()
+
+
+async def test_killed_in_remove_pod_sandbox(runtime: RuntimeProcess) -> None:
+    async def started() -> str:
+        pod = await runtime.run_pod()
+        await runtime.begin(pod, "sleep")
+        return pod
+
+    async for pod in deaths(runtime, started, runtime.remove_pod):
+        await runtime.remove_pod(pod)
+        assert (await runtime.pods(), await runtime.containers()) == ([], [])
+        assert runtime.leftovers() == {}
+
+
+async def test_killed_while_shells_are_booted_ahead_of_time(warm_runtime: RuntimeProcess) -> None:
+    runtime = warm_runtime
+    for number in range(1, 75, 4):
+        await runtime.end()
+        with contextlib.suppress(DidNotStart):
+            await runtime.start(die_at=number)
+            await asyncio.wait_for(runtime.ended(), 20)
+    await runtime.restart()
+    await runtime.until_warm(1)
+    assert runtime.leftovers() == {}
+    pod = await runtime.run_pod()
+    await runtime.begin(pod, "ticks", hex(CODE))
+    await goes_on(runtime, (await runtime.containers())[0].id)
+    await runtime.remove_all()
+    assert runtime.leftovers() == {}
+
+
+async def test_killed_while_it_takes_a_shell_that_waits(warm_runtime: RuntimeProcess) -> None:
+    runtime = warm_runtime
+
+    async def waited() -> str:
+        await runtime.until_warm(1)
+        return ""
+
+    async def act(_: str) -> None:
+        await runtime.create(await runtime.run_pod(), "ticks")
+
+    async for _ in deaths(runtime, waited, act):
+        assert len(await runtime.pods()) <= 1
+        assert {c.state for c in await runtime.containers()} <= {CREATED}
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
+
+
+async def test_containers_that_end_while_nobody_looks_have_their_own_exit_code(
+    runtime: RuntimeProcess,
+) -> None:
+    pod = await runtime.run_pod()
+    container = await runtime.begin(pod, "ticks", hex(CODE))
+    await runtime.until_said("tick 3\n")
+    await runtime.end()
+    (runtime.data / "go").touch()
+    await runtime.until_said("ended")
+    await runtime.start()
+    seen = await runtime.until_exited(container)
+    assert (seen.exit_code & 0xFFFFFFFF, seen.reason) == (CODE, "Error")
+    assert seen.started_at < seen.finished_at
+
+
+def pid_of(runtime: RuntimeProcess, container: str, what: str) -> int:
+    """conmon, wproxy and init by the files they left; wineserver as the init's descendant."""
+    folder = runtime.folder_of(container)
+    files = {
+        "conmon": "conmon.pid",
+        "wproxy": "program.pid",
+        "winit": "shell/shell.pid",
+    }
+    if what in files:
+        return int((folder / files[what]).read_text())
+    words = (line.split() for line in runtime.processes())
+    return next(int(line[0]) for line in words if line[1].endswith(what) and container in line[-1])
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["watched", "while nobody looks"])
+@pytest.mark.parametrize("what", ["conmon", "wproxy", "wineserver", "winit", "wagent.exe"])
+async def test_a_container_that_loses_a_process_of_its_own_ends_and_can_be_removed(
+    runtime: RuntimeProcess, what: str, away: bool
+) -> None:
+    pod = await runtime.run_pod()
+    container = await runtime.begin(pod, "ticks", hex(CODE))
+    await runtime.until_said("tick 3\n")
+    pid = pid_of(runtime, container, what)
+    if away:
+        await runtime.end()
+    os.kill(pid, signal.SIGKILL)
+    if away:
+        await runtime.start()
+    seen = await runtime.until_exited(container)
+    assert seen.exit_code != 0
+    assert (seen.exit_code, seen.reason) in {(255, "Unknown"), (137, "Error")}
+    assert runtime.leftovers("processes") == {}
+    other = await runtime.begin(pod, "sleep", name="other")
+    assert (await runtime.status(other)).state == RUNNING
+    await runtime.remove(container)
+    await runtime.remove_all()
+    assert runtime.leftovers() == {}
