@@ -355,8 +355,8 @@ some; it says little and none was tried, so unpack them when you build the image
 have no screen to draw on.
 
 A program that asks Windows whether its user is an administrator hears yes, for `ContainerUser` too,
-although that user cannot write what is not its own: so `postgres.exe` has to be started by `pg_ctl`,
-which gives up the right first.
+although that user cannot write what is not its own. So `postgres.exe` has to be started by
+`pg_ctl`, which gives up the right first.
 """
 
 
