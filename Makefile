@@ -21,12 +21,10 @@ demo: $(READY)
 
 # In a network of its own, so that the demo leaves nothing in this machine's.
 demo-run: $(READY)
-	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables
+	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2
 	$(BIN)/winpod base build --root $(CURDIR)/$(DEMO)/root
-	unshare --net $(BIN)/winpod run --root $(CURDIR)/$(DEMO)/root \
-	  oci:$(DEMO)/images:registry.example/web:1.0
-	unshare --net $(BIN)/winpod run --root $(CURDIR)/$(DEMO)/root --host-build 2019 \
-	  oci:$(DEMO)/images:registry.example/legacy:1.0
+	PATH="$(CURDIR)/$(BIN):$$PATH" unshare --net examples/run-containers \
+	  $(CURDIR)/$(DEMO)/root $(DEMO)/images
 
 test: lint unit
 
