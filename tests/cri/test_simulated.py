@@ -24,8 +24,8 @@ PODS = 100
 
 
 @asynccontextmanager
-async def simulation(root: Path, home: Path) -> AsyncIterator[Client]:
-    """The command as a process of its own, which is killed at the end."""
+async def simulation(root: Path, home: Path, end: signal.Signals) -> AsyncIterator[Client]:
+    """The command as a process of its own, and how it ends."""
     target = root / "cri.sock"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "winpod", "runtime", "--compute", "simulated"),
@@ -39,7 +39,7 @@ async def simulation(root: Path, home: Path) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.close()
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(end)
         await process.wait()
 
 
@@ -65,7 +65,7 @@ async def test_a_hundred_pods_live_without_wine_and_end_with_the_simulation(
         await start(client, container)
         return container
 
-    async with simulation(tmp_path, home) as client:
+    async with simulation(tmp_path, home, signal.SIGKILL) as client:
         await client.call("PullImage", api.PullImageRequest(image=api.ImageSpec(image=name)))
         containers = await asyncio.gather(*(pod(client, number) for number in range(PODS)))
         stats = await client.call("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
@@ -73,7 +73,7 @@ async def test_a_hundred_pods_live_without_wine_and_end_with_the_simulation(
         assert (await status(client, containers[0])).state == api.CONTAINER_RUNNING
         told = await client.call("Status", api.StatusRequest(verbose=True))
         assert '"simulated"' in told.info["compute"]
-    async with simulation(tmp_path, home) as client:
+    async with simulation(tmp_path, home, signal.SIGTERM) as client:
         seen = await asyncio.gather(*(status(client, container) for container in containers))
         assert {one.state for one in seen} == {api.CONTAINER_EXITED}
         assert {(one.exit_code, one.reason) for one in seen} == {(255, "Unknown")}

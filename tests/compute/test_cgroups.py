@@ -1,0 +1,91 @@
+"""Limits and counts in both layouts of the kernel's control groups."""
+
+from pathlib import Path
+
+import pytest
+
+from winpod.compute import cgroups
+from winpod.compute.cgroups import Counted, read_usage, set_limits
+from winpod.compute.resources import Enforced
+
+MIB = 1 << 20
+
+UNIFIED = {
+    "cpu.stat": "usage_usec 5\nuser_usec 3\n",
+    "memory.current": "1000\n",
+    "memory.stat": "anon 600\nfile 300\nshmem 50\n",
+    "memory.swap.current": "20\n",
+    "memory.events": "oom 1\noom_kill 2\n",
+    "cgroup.procs": "10\n11\n12\n",
+    "pids.current": "7\n",
+}
+BY_CONTROLLER = {
+    "cpuacct": {"cpuacct.usage": "5000\n"},
+    "memory": {
+        "memory.usage_in_bytes": "1000\n",
+        "memory.stat": "rss 1\ntotal_rss 600\ntotal_shmem 50\ntotal_swap 20\n",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    },
+    "pids": {"cgroup.procs": "10\n11\n12\n", "pids.current": "7\n"},
+}
+COUNTED = Counted(5000, 1000, 600, 50, 20, 3, 7, 2)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_usage_is_the_same_in_both_layouts(root: Path) -> None:
+    for controller, files in BY_CONTROLLER.items():
+        write(root / controller / "winpod/one", files)
+    assert read_usage("one") == COUNTED
+    (root / "cgroup.controllers").touch()
+    write(root / "winpod/one", UNIFIED)
+    assert read_usage("one") == COUNTED
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_what_is_gone_has_used_nothing(root: Path, unified: bool) -> None:
+    if unified:
+        (root / "cgroup.controllers").touch()
+    assert read_usage("nobody") == Counted()
+
+
+def test_limits_are_written_where_there_is_a_controller_for_them(root: Path) -> None:
+    (root / "cgroup.controllers").touch()
+    names = ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max", "io.max")
+    folder = write(root / "winpod/one", dict.fromkeys(names, ""))
+    limits = Enforced(2, cpu_quota_us=50_000, memory_bytes=64 * MIB, disk_bytes_per_second=MIB)
+    set_limits("one", limits, "8:0")
+    written = {name: (folder / name).read_text() for name in names}
+    assert written["memory.max"] == str(64 * MIB)
+    assert written["memory.swap.max"] == "0"
+    assert written["cpu.max"] == "50000 100000"
+    assert written["pids.max"] == str(limits.pids)
+    assert written["io.max"] == f"8:0 rbps={MIB} wbps={MIB} riops=max wiops=max"
+    set_limits("one", Enforced(2), "8:0")
+    assert (folder / "cpu.max").read_text() == "max 100000"
+    (folder / "io.max").unlink()
+    set_limits("one", limits, "8:0")
+    assert not (folder / "io.max").exists()
+
+
+def test_limits_are_written_to_each_controller(root: Path) -> None:
+    memory = write(root / "memory/winpod/one", {"memory.limit_in_bytes": ""})
+    cpu = write(root / "cpu/winpod/one", {"cpu.cfs_quota_us": "", "cpu.shares": ""})
+    blkio = write(root / "blkio/winpod/one", {"blkio.throttle.write_iops_device": ""})
+    limits = Enforced(1, cpu_shares=512, memory_bytes=MIB, disk_operations_per_second=100)
+    set_limits("one", limits, "8:0")
+    assert (memory / "memory.limit_in_bytes").read_text() == str(MIB)
+    assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
+    assert (cpu / "cpu.shares").read_text() == "512"
+    assert (blkio / "blkio.throttle.write_iops_device").read_text() == "8:0 100"
