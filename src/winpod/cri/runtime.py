@@ -101,6 +101,9 @@ class Runtime:
         async for event in self._events.listen():
             yield event
 
+    def close(self) -> None:
+        self._events.close()
+
     def changed(self, id_: str, kind: api.ContainerEventType, sandbox: Sandbox) -> None:
         """Tell everybody who listens."""
         self._events.tell(

@@ -46,7 +46,7 @@ from winpod.node.resize import allocate, as_given
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.status import Known, Why, make_status, rejected
 from winpod.node.tidying import remove_logs, tidy
-from winpod.windows.errors import WinpodError
+from winpod.windows.errors import Unavailable, WinpodError
 
 RETRY_SECONDS = 10.0
 _SOON_SECONDS = 2.0
@@ -150,7 +150,8 @@ class Worker:
                 continue
             except WinpodError as error:
                 _log.info("pod %s has to wait: %s", show(self.pod), error)
-                self._again_in(RETRY_SECONDS)
+                is_away = isinstance(error, Unavailable)
+                self._again_in(_SOON_SECONDS if is_away else RETRY_SECONDS)
             except Exception:
                 _log.exception("pod %s cannot go on", show(self.pod))
                 self._again_in(RETRY_SECONDS)
@@ -191,18 +192,17 @@ class Worker:
             await self._end()
             return
         plan = decide(self.given, seen, self._probes.health, self._means.facts.cpus)
-        if plan == Plan():
-            await tidy(seen, self._means)
-            return
         if plan.end_pod and not plan.make_sandbox:
             self._is_over = True
             await self._end()
             return
-        try:
-            await self._act(plan, seen)
-        finally:
-            await self._means.view.refresh(self.uid)
-            await self._report()
+        if plan != Plan():
+            try:
+                await self._act(plan, seen)
+            finally:
+                await self._means.view.refresh(self.uid)
+                await self._report()
+        await tidy(self._seen(), self._means)
 
     def _seen(self) -> PodSeen:
         return self._means.view.seen(self.uid)

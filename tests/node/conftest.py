@@ -1,0 +1,3 @@
+from tests.images.registries import home, registry
+
+__all__ = ["home", "registry"]
