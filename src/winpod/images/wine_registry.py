@@ -18,7 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from winpod.images.errors import BadContent
-from winpod.windows.builds import Build, Channel
+from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.paths import collision_key
 
@@ -304,7 +304,7 @@ def _version_values(build: Build) -> dict[str, Value]:
         "CurrentMinorVersionNumber": Value.dword(build.minor),
         "CurrentBuild": number,
         "CurrentBuildNumber": number,
-        "ProductName": Value.text(_product_name(build)),
+        "ProductName": Value.text(build.product_name),
         "EditionID": Value.text("ServerDatacenter"),
         "InstallationType": Value.text("Server Core"),
     }
@@ -316,14 +316,6 @@ def _version_values(build: Build) -> dict[str, Value]:
     if display_version:
         values["DisplayVersion"] = Value.text(display_version)
     return values
-
-
-def _product_name(build: Build) -> str:
-    """Only the long-term releases have a year in their name."""
-    release = build.release
-    if release and release.channel is Channel.LTSC:
-        return f"{release.name} Datacenter"
-    return "Windows Server Datacenter"
 
 
 def _read_file(path: Path) -> RegistryFile:

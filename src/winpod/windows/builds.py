@@ -51,6 +51,13 @@ class Build:
     def release(self) -> Release | None:
         return _RELEASE_OF.get((self.major, self.minor, self.number))
 
+    @property
+    def product_name(self) -> str:
+        """As Windows itself says it; only the long-term releases have a year in their name."""
+        if self.release and self.release.channel is Channel.LTSC:
+            return f"{self.release.name} Datacenter"
+        return "Windows Server Datacenter"
+
     def describe(self) -> str:
         """`10.0.17763 (Windows Server 2019)`, or the bare number where no release has it."""
         return f"{self} ({self.release.name})" if self.release else str(self)

@@ -1,0 +1,180 @@
+"""How an API server is reached, and as whom: what a kubeconfig says, in the form requests need.
+
+A token that is in a file, or that a program tells, is asked for again and again, since it expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from winpod.windows.errors import InvalidInput, Unavailable
+from winpod.windows.reading import At
+
+_TOKEN_SECONDS = 60
+_EXEC_SECONDS = 60
+
+
+@dataclass(slots=True)
+class Access:
+    """`trust` says whom to believe, and has the client's own certificate if there is one."""
+
+    url: str
+    trust: ssl.SSLContext
+    authority: bytes = b""
+    token: str = ""
+    token_file: Path | None = None
+    plugin: Mapping[str, Any] | None = None
+    _fresh_until: datetime = field(default=datetime.min.replace(tzinfo=UTC), repr=False)
+
+    async def headers(self) -> dict[str, str]:
+        await self._renew()
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    async def _renew(self) -> None:
+        now = datetime.now(UTC)
+        if now < self._fresh_until:
+            return
+        self._fresh_until = now + timedelta(seconds=_TOKEN_SECONDS)
+        if self.token_file:
+            try:
+                self.token = self.token_file.read_text().strip()
+            except OSError as error:
+                raise Unavailable(
+                    f"the token of this node cannot be read: {self.token_file}: {error.strerror}."
+                ) from None
+        elif self.plugin:
+            self.token, expires = await _ask_plugin(self.plugin)
+            if expires:
+                self._fresh_until = expires - timedelta(seconds=_TOKEN_SECONDS)
+
+    def use_certificate(self, chain: Path) -> None:
+        """From the next connection on; the file has the key too."""
+        self.trust.load_cert_chain(chain)
+
+
+def read_kubeconfig(file: Path) -> Access:
+    """Of its current context."""
+    try:
+        document = At(yaml.safe_load(file.read_text()))
+        context = _named(document, "contexts", document.get("current-context").required_text())
+        cluster = _named(document, "clusters", context.get("context", "cluster").required_text())
+        name = context.get("context", "user").text()
+        user = _named(document, "users", name).get("user") if name else At({})
+        return _access(cluster.get("cluster"), user, file.parent)
+    except FileNotFoundError:
+        raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
+    except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
+        raise InvalidInput(f"{file} is not a kubeconfig that can be used: {error}") from None
+
+
+def token_access(url: str, token: str, authority: bytes = b"") -> Access:
+    """As whoever a token says; without an authority only servers that everybody trusts."""
+    return Access(url.rstrip("/"), _trust(authority, insecure=False), authority, token)
+
+
+def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) -> None:
+    """For a node that has its own certificate, by which it comes back without a bootstrap."""
+    cluster: dict[str, str] = {"server": url}
+    if authority:
+        cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
+    user = {"client-certificate": str(certificate), "client-key": str(certificate)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "default", "cluster": cluster}],
+        "users": [{"name": "default", "user": user}],
+        "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+        "current-context": "default",
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f".{file.name}.new")
+    new.touch(0o600)
+    new.write_text(json.dumps(document, indent=2))
+    new.replace(file)
+
+
+def _access(cluster: At, user: At, folder: Path) -> Access:
+    authority = _content(cluster, "certificate-authority", folder)
+    trust = _trust(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
+    chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
+    if chain and key:
+        _load(trust, chain, key)
+    token_file = user.get("tokenFile").text()
+    return Access(
+        cluster.get("server").required_text().rstrip("/"),
+        trust,
+        authority,
+        user.get("token").text(),
+        folder / token_file if token_file else None,
+        user.get("exec").value if user.get("exec") else None,
+    )
+
+
+def _named(document: At, section: str, name: str) -> At:
+    for item in document.get(section).items():
+        if item.get("name").text() == name:
+            return item
+    raise InvalidInput(f'it has no {section.removesuffix("s")} "{name}".')
+
+
+def _content(at: At, name: str, folder: Path) -> bytes:
+    data, path = at.get(f"{name}-data").text(), at.get(name).text()
+    try:
+        if data:
+            return base64.b64decode(data)
+        return (folder / path).read_bytes() if path else b""
+    except binascii.Error:
+        raise InvalidInput(f"{name}-data is not base64.") from None
+
+
+def _trust(authority: bytes, *, insecure: bool) -> ssl.SSLContext:
+    trust = ssl.create_default_context(cadata=authority.decode() if authority else None)
+    if insecure:
+        trust.check_hostname = False
+        trust.verify_mode = ssl.CERT_NONE
+    return trust
+
+
+def _load(trust: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """OpenSSL takes certificates from files only."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(chain.rstrip() + b"\n" + key)
+        file.flush()
+        trust.load_cert_chain(file.name)
+
+
+async def _ask_plugin(plugin: Mapping[str, Any]) -> tuple[str, datetime | None]:
+    """A program of the kubeconfig that knows a token, as clouds have one."""
+    environment = {item["name"]: item["value"] for item in plugin.get("env") or ()}
+    asked: dict[str, Any] = {
+        "apiVersion": plugin.get("apiVersion"),
+        "kind": "ExecCredential",
+        "spec": {},
+    }
+    command = [str(plugin["command"]), *map(str, plugin.get("args") or ())]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), _EXEC_SECONDS)
+        status = json.loads(output)["status"]
+        expires = status.get("expirationTimestamp")
+        return str(status["token"]), datetime.fromisoformat(expires) if expires else None
+    except (OSError, ValueError, KeyError, TimeoutError) as error:
+        raise Unavailable(f"{command[0]} told no token for the API server: {error!r}.") from None

@@ -1,0 +1,175 @@
+"""Who this node is to the cluster: its client certificate and its serving certificate.
+
+A node that has none asks for them with a bootstrap token and keeps what it was given; before one
+ends, it asks again as itself. A private key never leaves the node's directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from lightkube.models import certificates_v1 as certificates
+from lightkube.models.meta_v1 import ObjectMeta
+
+from winpod.node.access import Access, read_kubeconfig, write_kubeconfig
+from winpod.node.api import ApiServer
+from winpod.node.certificates import Key, Subject, of_node, read_validity, utc_now, write_chain
+from winpod.windows.errors import PermissionDenied, WinpodError
+
+CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
+SERVING_SIGNER = "kubernetes.io/kubelet-serving"
+_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+_ASK_AGAIN = 2.0
+_RETRY_SECONDS = 30.0
+_PATIENCE_SECONDS = 15 * 60.0
+_LONGEST_SLEEP = 3600.0
+_log = logging.getLogger(__name__)
+
+
+class NotSigned(PermissionDenied):
+    """The cluster has denied a certificate, or nobody approved it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A node's own files: its kubeconfig, and the certificates it was given."""
+
+    node: str
+    kubeconfig: Path
+    folder: Path
+
+    @property
+    def client(self) -> Path:
+        return self.folder / "client.pem"
+
+    @property
+    def serving(self) -> Path:
+        return self.folder / "serving.pem"
+
+
+async def joined(identity: Identity, bootstrap: Access | None) -> Access:
+    """Access as this node: as its kubeconfig says, else by asking for a certificate."""
+    validity = read_validity(identity.client)
+    expired = validity is not None and not validity.is_good(utc_now())
+    if identity.kubeconfig.exists() and not (expired and bootstrap):
+        return read_kubeconfig(identity.kubeconfig)
+    if bootstrap is None:
+        return read_kubeconfig(identity.kubeconfig)  # which says what is missing
+    api = ApiServer(bootstrap)
+    try:
+        await _renew_client(identity, api)
+    finally:
+        await api.close()
+    write_kubeconfig(identity.kubeconfig, bootstrap.url, bootstrap.authority, identity.client)
+    return read_kubeconfig(identity.kubeconfig)
+
+
+async def keep_client(identity: Identity, access: Access, api: ApiServer) -> None:
+    """Renew the certificate that was bootstrapped, for as long as this runs."""
+
+    async def renew() -> None:
+        await _renew_client(identity, api)
+        access.use_certificate(identity.client)
+        await api.reconnect()
+
+    if identity.client.exists():
+        await _keep(identity.client, renew)
+
+
+def own_serving(identity: Identity, subject: Subject) -> ssl.SSLContext:
+    """What the node serves with before anybody signed: its last certificate, else its own word."""
+    validity = read_validity(identity.serving)
+    if validity is None or not validity.is_good(utc_now()):
+        key = Key.new()
+        write_chain(identity.serving, key.self_signed(subject, utc_now()), key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(identity.serving)
+    return context
+
+
+async def keep_serving(
+    identity: Identity, subject: Subject, context: ssl.SSLContext, api: ApiServer
+) -> None:
+    """A serving certificate that the cluster signs, renewed for as long as this runs."""
+    signed = identity.serving.with_name("serving-signed.pem")
+
+    async def renew() -> None:
+        key = Key.new()
+        chain = await _signed(api, key.request(subject), SERVING_SIGNER, "server auth")
+        write_chain(signed, chain, key)
+        context.load_cert_chain(signed)
+
+    validity = read_validity(signed)
+    wanted = {*subject.names, *subject.addresses}
+    if validity and validity.is_good(utc_now()) and validity.alternatives == wanted:
+        context.load_cert_chain(signed)
+    else:
+        signed.unlink(missing_ok=True)
+    await _keep(signed, renew)
+
+
+async def _renew_client(identity: Identity, api: ApiServer) -> None:
+    key = Key.new()
+    request = key.request(of_node(identity.node))
+    write_chain(identity.client, await _signed(api, request, CLIENT_SIGNER, "client auth"), key)
+
+
+async def _keep(chain: Path, renew: Callable[[], Awaitable[None]]) -> None:
+    """Asks early, and again and again where it is not answered: the clock may jump as well."""
+    while True:
+        validity = read_validity(chain)
+        left = (validity.renew_at - utc_now()) if validity else timedelta()
+        if left > timedelta():
+            await asyncio.sleep(min(left.total_seconds(), _LONGEST_SLEEP))
+            continue
+        try:
+            await renew()
+        except WinpodError as error:
+            _log.warning("no new certificate for %s: %s", chain.name, error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _signed(api: ApiServer, request: bytes, signer: str, usage: str) -> bytes:
+    """The certificate that the cluster gives for a request, once somebody has approved it."""
+    asked = certificates.CertificateSigningRequest(
+        metadata=ObjectMeta(generateName="csr-"),
+        spec=certificates.CertificateSigningRequestSpec(
+            request=base64.b64encode(request).decode(),
+            signerName=signer,
+            usages=["digital signature", usage],
+        ),
+    )
+    made = await api.create(_REQUESTS, asked)
+    name = (made.metadata and made.metadata.name) or ""
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while True:
+                found = await api.get(certificates.CertificateSigningRequest, f"{_REQUESTS}/{name}")
+                status = found.status if found else None
+                if status and status.certificate:
+                    return base64.b64decode(status.certificate)
+                _raise_if_denied(name, status)
+                await asyncio.sleep(_ASK_AGAIN)
+    except TimeoutError:
+        raise NotSigned(
+            f"nobody approved the certificate request {name}.",
+            f"kubectl certificate approve {name}",
+        ) from None
+
+
+def _raise_if_denied(
+    name: str, status: certificates.CertificateSigningRequestStatus | None
+) -> None:
+    for condition in (status.conditions or ()) if status else ():
+        if condition.type in ("Denied", "Failed"):
+            raise NotSigned(
+                f"the certificate request {name} was not signed: {condition.message or ''} "
+                f"({condition.type}: {condition.reason})."
+            )

@@ -1,0 +1,205 @@
+"""A node among the cluster's nodes: registered, its status told, its lease renewed.
+
+The lease says every ten seconds that the node lives; the status is told when it changes, and every
+five minutes anyway. What others wrote into the Node object stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from lightkube.models import coordination_v1 as coordination
+from lightkube.models import core_v1 as v1
+from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.node.api import ApiServer, Refused
+from winpod.node.facts import NodeFacts
+from winpod.node.node_status import Found, Machine, found_of, is_news, new_node, node_status
+from winpod.node.status_patch import status_patch
+from winpod.windows.errors import WinpodError
+
+LEASE_SECONDS = 40
+RENEW_SECONDS = 10.0
+LOOK_SECONDS = 10.0
+TELL_AFTER = timedelta(minutes=5)
+_RETRY_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_NODES = "/api/v1/nodes"
+_log = logging.getLogger(__name__)
+
+
+class Registration:
+    """`pressures` are those that the node evicts pods for."""
+
+    def __init__(
+        self,
+        api_server: ApiServer,
+        client: Client,
+        facts: NodeFacts,
+        machine: Machine,
+        pressures: Callable[[], frozenset[str]],
+        told: Callable[[v1.Node], None] = lambda _: None,
+    ) -> None:
+        self._api = api_server
+        self._client = client
+        self._facts = facts
+        self._machine = machine
+        self._pressures = pressures
+        self._told = told
+        self._node: v1.Node | None = None
+        self._told_at: datetime | None = None
+        self._lease: coordination.Lease | None = None
+        self._look_now = asyncio.Event()
+
+    @property
+    def node(self) -> v1.Node | None:
+        """As the API server answered last."""
+        return self._node
+
+    def look(self) -> None:
+        """Something has changed that the status tells."""
+        self._look_now.set()
+
+    async def run(self) -> None:
+        await self._register()
+        await asyncio.gather(self._keep_status(), self._keep_lease())
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                await self._try_to_register()
+                return
+            except WinpodError as error:
+                _log.info("%s is not registered: %s", self._facts.name, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _try_to_register(self) -> None:
+        status = node_status(self._facts, self._machine, await self._find(), None, _now())
+        try:
+            self._take(await self._api.create(_NODES, new_node(self._facts, status)))
+        except Refused as error:
+            if not error.is_conflict:
+                raise
+            await self._take_over()
+
+    async def _take_over(self) -> None:
+        """The node was here before: its labels are brought up to date."""
+        known = await self._api.get(v1.Node, f"{_NODES}/{self._facts.name}")
+        if known is None:
+            return
+        has = (known.metadata and known.metadata.labels) or {}
+        wrong = {
+            name: text for name, text in self._facts.all_labels.items() if has.get(name) != text
+        }
+        if wrong:
+            path = f"{_NODES}/{self._facts.name}"
+            known = await self._api.patch(v1.Node, path, {"metadata": {"labels": wrong}})
+        self._take(known, is_fresh=False)
+
+    async def _keep_status(self) -> None:
+        while True:
+            try:
+                await self._tell_status()
+                wait = LOOK_SECONDS
+            except WinpodError as error:
+                _log.info("the status of %s waits: %s", self._facts.name, error)
+                wait = _RETRY_SECONDS
+            try:
+                async with asyncio.timeout(wait):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+
+    async def _tell_status(self) -> None:
+        before = self._node.status if self._node else None
+        new = node_status(self._facts, self._machine, await self._find(), before, _now())
+        is_time = self._told_at is None or abs(_now() - self._told_at) >= TELL_AFTER
+        if not is_time and not is_news(new, before):
+            return
+        patch = status_patch(before.to_dict() if before else {}, new.to_dict())
+        path = f"{_NODES}/{self._facts.name}/status"
+        try:
+            self._take(await self._api.patch(v1.Node, path, {"status": patch}))
+        except Refused as error:
+            if not error.is_missing:
+                raise
+            await self._try_to_register()
+
+    def _take(self, node: v1.Node, *, is_fresh: bool = True) -> None:
+        self._node = node
+        self._told_at = _now() if is_fresh else None
+        self._told(node)
+
+    async def _find(self) -> Found:
+        """What the runtime says; that it says nothing is a finding too."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                version = await self._client.call("Version", api.VersionRequest())
+                status = await self._client.call("Status", api.StatusRequest())
+                images = await self._client.call("ListImages", api.ListImagesRequest())
+        except (WinpodError, TimeoutError) as error:
+            before = self._node.status if self._node else None
+            info = before.nodeInfo if before else None
+            return Found(
+                info.containerRuntimeVersion if info else "",
+                (f"container runtime is down: {error}",),
+                tuple((before and before.runtimeHandlers) or ()),
+                tuple((before and before.images) or ()),
+                self._pressures(),
+            )
+        return found_of(version, status, images.images, self._pressures())
+
+    async def _keep_lease(self) -> None:
+        while True:
+            try:
+                await self._renew_lease()
+                await asyncio.sleep(RENEW_SECONDS)
+            except WinpodError as error:
+                _log.info("the lease of %s is not renewed: %s", self._facts.name, error)
+                self._lease = None
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _renew_lease(self) -> None:
+        path = f"{_LEASES}/{self._facts.name}"
+        lease = self._lease or await self._api.get(coordination.Lease, path)
+        if lease is None:
+            made = coordination.Lease(
+                metadata=ObjectMeta(
+                    name=self._facts.name,
+                    namespace="kube-node-lease",
+                    ownerReferences=self._owners(),
+                ),
+                spec=self._lease_spec(),
+            )
+            self._lease = await self._api.create(_LEASES, made)
+            return
+        lease.spec = self._lease_spec()
+        self._lease = await self._api.replace(path, lease)
+
+    def _lease_spec(self) -> coordination.LeaseSpec:
+        """Its time is written with microseconds, always, which the API insists on."""
+        now = _now()
+        return coordination.LeaseSpec(
+            holderIdentity=self._facts.name,
+            leaseDurationSeconds=LEASE_SECONDS,
+            renewTime=now if now.microsecond else now + timedelta(microseconds=1),
+        )
+
+    def _owners(self) -> list[OwnerReference]:
+        metadata = self._node.metadata if self._node else None
+        if metadata is None or not metadata.uid:
+            return []
+        return [
+            OwnerReference(apiVersion="v1", kind="Node", name=self._facts.name, uid=metadata.uid)
+        ]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

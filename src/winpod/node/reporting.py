@@ -1,0 +1,244 @@
+"""What happens to pods, told to the API server: statuses, events, and that one is gone.
+
+Nobody waits for the server. Of a pod only its newest status is told, and only what has changed in
+it; while the server does not answer, it waits here. A deleted pod is let go of after its last
+status was told. Events are told in their order, and the oldest are lost where there are too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from lightkube.models import core_v1 as v1
+from lightkube.models.meta_v1 import ObjectMeta
+
+from winpod.node.api import ApiServer, Refused
+from winpod.node.event_series import Event, EventSeries, Subject, Telling
+from winpod.node.means import utc_now
+from winpod.node.pods import field_path, is_deleted, show, uid_of, whole_seconds
+from winpod.node.requests import metadata_of
+from winpod.node.sources import Kind
+from winpod.node.static_pods import is_static
+from winpod.node.status_patch import status_patch
+from winpod.windows.errors import Unavailable, WinpodError
+
+_AT_ONCE = 8
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
+_MOST_EVENTS = 1000
+_COMPONENT = "kubelet"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pod:
+    """What the server was told of a pod last, and what is to be told of it now."""
+
+    pod: v1.Pod
+    told: dict[str, Any]
+    status: dict[str, Any]
+    is_changed: bool = False
+    is_gone: bool = False
+    is_queued: bool = False
+
+
+class ApiReporter:
+    def __init__(
+        self,
+        api: ApiServer,
+        node: str,
+        clock: Callable[[], datetime] = utc_now,
+        forgotten: Callable[[str], None] | None = None,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._clock = clock
+        self._forgotten = forgotten
+        self._pods: dict[str, _Pod] = {}
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._series = EventSeries()
+        self._events: deque[Telling] = deque(maxlen=_MOST_EVENTS)
+        self._has_events = asyncio.Event()
+
+    async def run(self) -> None:
+        workers = [self._tell_pods() for _ in range(_AT_ONCE)]
+        await asyncio.gather(self._tell_events(), *workers)
+
+    async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
+        known = self._known(pod)
+        known.status = status.to_dict()
+        known.is_changed = True
+        self._enqueue(known)
+
+    def tell_again(self, uid: str) -> None:
+        """The server has the pod anew, without what it was told."""
+        if known := self._pods.get(uid):
+            known.told = {}
+            known.is_changed = True
+            self._enqueue(known)
+
+    async def gone(self, pod: v1.Pod) -> None:
+        known = self._known(pod)
+        known.is_gone = True
+        self._enqueue(known)
+
+    async def event(
+        self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""
+    ) -> None:
+        metadata = metadata_of(pod)
+        subject = Subject(
+            "Pod",
+            metadata.namespace or "default",
+            metadata.name or "",
+            metadata.uid or "",
+            metadata.resourceVersion or "",
+            field_path(pod, container) if container else "",
+        )
+        self._tell(Event(subject, kind, reason, message))
+
+    def node_event(self, kind: Kind, reason: str, message: str) -> None:
+        """About the node itself; its uid is its name, since it tells before it has one."""
+        self._tell(Event(Subject("Node", "", self._node, self._node), kind, reason, message))
+
+    def _known(self, pod: v1.Pod) -> _Pod:
+        known = self._pods.get(uid_of(pod))
+        if known is None:
+            told = pod.status.to_dict() if pod.status else {}
+            known = self._pods[uid_of(pod)] = _Pod(pod, told, told)
+        known.pod = pod
+        return known
+
+    def _enqueue(self, known: _Pod) -> None:
+        if not known.is_queued:
+            known.is_queued = True
+            self._queue.put_nowait(uid_of(known.pod))
+
+    async def _tell_pods(self) -> None:
+        wait = _FIRST_WAIT
+        while True:
+            known = self._pods[await self._queue.get()]
+            try:
+                await self._tell_pod(known)
+                wait = _FIRST_WAIT
+            except Unavailable as error:
+                _log.info("the status of %s waits: %s", show(known.pod), error)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, _LONGEST_WAIT)
+            except WinpodError as error:
+                _log.warning("the status of %s is not taken: %s", show(known.pod), error)
+                known.is_changed = False
+            known.is_queued = False
+            if uid_of(known.pod) in self._pods and (known.is_changed or known.is_gone):
+                self._enqueue(known)
+
+    async def _tell_pod(self, known: _Pod) -> None:
+        metadata = metadata_of(known.pod)
+        path = f"/api/v1/namespaces/{metadata.namespace}/pods/{metadata.name}"
+        if known.is_changed:
+            status, known.is_changed = known.status, False
+            try:
+                await self._tell_status(known, status, path)
+                known.told = status
+            except Unavailable:
+                known.is_changed = True
+                raise
+        if known.is_gone and not known.is_changed:
+            await self._let_go(known, path)
+
+    async def _tell_status(self, known: _Pod, status: dict[str, Any], path: str) -> None:
+        patch: dict[str, Any] = {"status": status_patch(known.told, status)}
+        if not patch["status"]:
+            return
+        if not is_static(known.pod):
+            patch["metadata"] = {"uid": uid_of(known.pod)}
+        try:
+            await self._api.patch(v1.Pod, f"{path}/status", patch)
+        except Refused as error:
+            if not (error.is_missing or error.is_conflict):
+                raise
+
+    async def _let_go(self, known: _Pod, path: str) -> None:
+        """Only of a pod that was deleted: one that took its name is another."""
+        uid = uid_of(known.pod)
+        if is_deleted(known.pod) and not is_static(known.pod):
+            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+            try:
+                await self._api.delete(path, options)
+            except Refused as error:
+                if not (error.is_missing or error.is_conflict):
+                    raise
+        self._pods.pop(uid, None)
+        if self._forgotten:
+            self._forgotten(uid)
+
+    def _tell(self, event: Event) -> None:
+        if telling := self._series.take(event, self._clock()):
+            self._events.append(telling)
+            self._has_events.set()
+
+    async def _tell_events(self) -> None:
+        wait = _FIRST_WAIT
+        while True:
+            await self._has_events.wait()
+            while self._events:
+                telling = self._events[0]
+                try:
+                    await self._tell_event(telling)
+                    wait = _FIRST_WAIT
+                except Unavailable:
+                    await asyncio.sleep(wait)
+                    wait = min(wait * 2, _LONGEST_WAIT)
+                    continue
+                except WinpodError as error:
+                    _log.info("the event %s was not taken: %s", telling.event.reason, error)
+                if self._events and self._events[0] is telling:
+                    self._events.popleft()
+            self._has_events.clear()
+
+    async def _tell_event(self, telling: Telling) -> None:
+        namespace = telling.event.subject.namespace or "default"
+        path = f"/api/v1/namespaces/{namespace}/events"
+        if telling.count > 1:
+            counted = {
+                "count": telling.count,
+                "lastTimestamp": whole_seconds(telling.last),
+                "message": telling.event.message,
+            }
+            try:
+                await self._api.patch(v1.Event, f"{path}/{telling.name}", counted)
+            except Refused as error:
+                if not error.is_missing:
+                    raise
+            else:
+                return
+        await self._api.create(path, _event(telling, namespace, self._node))
+
+
+def _event(telling: Telling, namespace: str, node: str) -> v1.Event:
+    event, subject = telling.event, telling.event.subject
+    return v1.Event(
+        metadata=ObjectMeta(name=telling.name, namespace=namespace),
+        involvedObject=v1.ObjectReference(
+            apiVersion="v1",
+            kind=subject.kind,
+            namespace=subject.namespace or None,
+            name=subject.name,
+            uid=subject.uid,
+            resourceVersion=subject.version or None,
+            fieldPath=subject.field or None,
+        ),
+        type=event.kind,
+        reason=event.reason,
+        message=event.message,
+        count=telling.count,
+        firstTimestamp=whole_seconds(telling.first),
+        lastTimestamp=whole_seconds(telling.last),
+        source=v1.EventSource(component=_COMPONENT, host=node),
+        reportingComponent=_COMPONENT,
+        reportingInstance=node,
+    )

@@ -1,0 +1,93 @@
+"""Certificates of a node, and clusters that prove that they know a token."""
+
+import base64
+import hashlib
+import hmac
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from winpod.node.access import read_kubeconfig, write_kubeconfig
+from winpod.node.certificates import (
+    Key,
+    Subject,
+    Validity,
+    of_node,
+    read_validity,
+    write_chain,
+)
+from winpod.node.credentials import Identity, own_serving
+from winpod.node.discovery import is_signed
+
+NOW = datetime.now(UTC)
+SERVER = Subject("system:node:win-1", names=("win-1",), addresses=("10.0.0.9",))
+
+
+def test_a_node_asks_for_a_certificate_in_its_own_name_and_group() -> None:
+    request = x509.load_pem_x509_csr(Key.new().request(of_node("win-1")))
+    assert request.subject.rfc4514_string() == "CN=system:node:win-1,O=system:nodes"
+    assert request.is_signature_valid
+    assert len(list(request.extensions)) == 0
+
+
+def test_a_serving_request_names_the_nodes_addresses() -> None:
+    request = x509.load_pem_x509_csr(Key.new().request(SERVER))
+    names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["win-1"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.9"]
+
+
+def test_a_certificate_is_renewed_before_it_ends() -> None:
+    validity = Validity(NOW, NOW + timedelta(days=10))
+    assert validity.renew_at == NOW + timedelta(days=8)
+    assert validity.is_good(NOW + timedelta(days=9))
+    assert not validity.is_good(NOW + timedelta(days=10))
+
+
+def test_a_chain_is_written_for_its_owner_only_and_read_back(tmp_path: Path) -> None:
+    key = Key.new()
+    chain = tmp_path / "pki/serving.pem"
+    write_chain(chain, key.self_signed(SERVER, NOW), key)
+    assert chain.stat().st_mode & 0o777 == 0o600
+    found = read_validity(chain)
+    assert found
+    assert found.is_good(NOW)
+    assert found.alternatives == {"win-1", "10.0.0.9"}
+    assert read_validity(tmp_path / "none.pem") is None
+
+
+def test_a_node_serves_with_its_own_word_until_somebody_signs(tmp_path: Path) -> None:
+    identity = Identity("win-1", tmp_path / "kubeconfig", tmp_path / "pki")
+    assert isinstance(own_serving(identity, SERVER), ssl.SSLContext)
+    first = identity.serving.read_bytes()
+    own_serving(identity, SERVER)
+    assert identity.serving.read_bytes() == first
+
+
+def test_a_kubeconfig_that_was_written_is_read_back(tmp_path: Path) -> None:
+    key = Key.new()
+    chain, file = tmp_path / "client.pem", tmp_path / "kubeconfig"
+    certificate = key.self_signed(of_node("win-1"), NOW)
+    write_chain(chain, certificate, key)
+    write_kubeconfig(file, "https://127.0.0.1:6443", certificate, chain)
+    access = read_kubeconfig(file)
+    assert access.url == "https://127.0.0.1:6443"
+    assert access.authority == certificate
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_only_who_knows_a_token_can_have_signed() -> None:
+    def encoded(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    content, secret = "clusters: []", "0123456789abcdef"
+    header = encoded(b'{"alg":"HS256","kid":"abcdef"}')
+    signed = f"{header}.{encoded(content.encode())}".encode()
+    mac = hmac.new(secret.encode(), signed, hashlib.sha256).digest()
+    signature = f"{header}..{encoded(mac)}"
+    assert is_signed(content, signature, secret)
+    assert not is_signed(content + " ", signature, secret)
+    assert not is_signed(content, signature, "f" * 16)
+    assert not is_signed(content, "", secret)

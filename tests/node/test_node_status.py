@@ -1,0 +1,134 @@
+"""The Node object of a Windows node, field by field."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from tests.node.known_objects import facts_in
+from winpod.cri.proto import api_pb2 as api
+from winpod.node.facts import MIB, Reserved, Share
+from winpod.node.node_status import (
+    WINDOWS_TAINT,
+    Found,
+    Machine,
+    document_labels,
+    found_of,
+    is_news,
+    new_node,
+    node_status,
+)
+from winpod.windows.builds import parse_build
+
+NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
+WELL = Found("winpod://0.1.0")
+
+
+def test_a_node_says_which_windows_it_is(tmp_path: Path) -> None:
+    facts = replace(
+        facts_in(tmp_path, taints=(WINDOWS_TAINT,)), build=parse_build("10.0.17763.805")
+    )
+    node = new_node(facts, node_status(facts, Machine(port=10250), WELL, None, NOW))
+    assert node.metadata
+    assert node.metadata.labels == {
+        "kubernetes.io/os": "windows",
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/hostname": "win-1",
+        "node.kubernetes.io/windows-build": "10.0.17763",
+    }
+    assert node.spec
+    assert [t.to_dict() for t in node.spec.taints or ()] == [
+        {"key": "os", "value": "windows", "effect": "NoSchedule"}
+    ]
+    assert node.status
+    info = node.status.nodeInfo
+    assert info
+    assert info.osImage == "Windows Server 2019 Datacenter"
+    assert info.kernelVersion == "10.0.17763.805"
+    assert info.operatingSystem == "windows"
+    assert info.containerRuntimeVersion == "winpod://0.1.0"
+    assert {a.type: a.address for a in node.status.addresses or ()} == {
+        "InternalIP": "10.0.0.9",
+        "Hostname": "win-1",
+    }
+
+
+def test_pods_get_the_machine_less_what_is_reserved(tmp_path: Path) -> None:
+    reserved = Reserved(Share(Decimal("0.5"), 256 * MIB), Share(memory_bytes=256 * MIB))
+    facts = facts_in(tmp_path, reserved=reserved)
+    status = node_status(facts, Machine(), WELL, None, NOW)
+    assert status.capacity
+    assert status.allocatable
+    assert (status.capacity["cpu"], status.allocatable["cpu"]) == ("4", "3500m")
+    assert status.capacity["memory"] == "8388608Ki"
+    assert status.allocatable["memory"] == f"{(8192 - 256 - 256 - 500) * 1024}Ki"
+    assert status.allocatable["pods"] == "110"
+
+
+def test_a_runtime_without_a_network_makes_the_node_not_ready(tmp_path: Path) -> None:
+    answer = api.StatusResponse(
+        status=api.RuntimeStatus(
+            conditions=[
+                api.RuntimeCondition(type="RuntimeReady", status=True),
+                api.RuntimeCondition(
+                    type="NetworkReady", status=False, reason="NetworkPluginNotReady", message="no"
+                ),
+            ]
+        ),
+        runtime_handlers=[api.RuntimeHandler(name=""), api.RuntimeHandler(name="process")],
+    )
+    version = api.VersionResponse(runtime_name="winpod", runtime_version="0.1.0")
+    found = found_of(version, answer, [], frozenset({"DiskPressure"}))
+    status = node_status(facts_in(tmp_path), Machine(), found, None, NOW)
+    told = {c.type: (c.status, c.reason, c.message) for c in status.conditions or ()}
+    assert told["Ready"] == (
+        "False",
+        "KubeletNotReady",
+        "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady "
+        "message:no",
+    )
+    assert told["MemoryPressure"] == (
+        "False",
+        "KubeletHasSufficientMemory",
+        "kubelet has sufficient memory available",
+    )
+    assert told["DiskPressure"] == (
+        "True",
+        "KubeletHasDiskPressure",
+        "kubelet has disk pressure",
+    )
+    assert [handler.name for handler in status.runtimeHandlers or ()] == ["", "process"]
+
+
+def test_a_condition_that_stays_keeps_the_time_it_began_and_is_no_news(tmp_path: Path) -> None:
+    facts, later = facts_in(tmp_path), NOW + timedelta(minutes=1)
+    first = node_status(facts, Machine(), WELL, None, NOW)
+    same = node_status(facts, Machine(), WELL, first, later)
+    broken = node_status(facts, Machine(), replace(WELL, troubles=("down",)), same, later)
+    assert same.conditions
+    assert broken.conditions
+    assert {c.lastTransitionTime for c in same.conditions} == {NOW}
+    assert {c.lastHeartbeatTime for c in same.conditions} == {later}
+    assert broken.conditions[-1].lastTransitionTime == later
+    assert is_news(first, None)
+    assert not is_news(same, first)
+    assert is_news(broken, same)
+
+
+def test_a_node_tells_of_its_largest_images(tmp_path: Path) -> None:
+    images = [
+        api.Image(id=f"sha256:{n:064x}", size=n, repo_tags=[f"app:{n}"]) for n in range(1, 61)
+    ]
+    found = found_of(api.VersionResponse(), api.StatusResponse(), images, frozenset())
+    told = node_status(facts_in(tmp_path), Machine(), found, None, NOW).images or []
+    assert len(told) == 50
+    assert (told[0].names, told[0].sizeBytes) == (["app:60"], 60)
+
+
+def test_labels_of_document_000_are_there_for_who_wants_them() -> None:
+    build = parse_build("2019")
+    assert document_labels(build, ["runhcs-wcow-process"]) == {
+        "beta.kubernetes.io/osversion": "10.0.17763"
+    }
+    handlers = ["runhcs-wcow-process", "runhcs-wcow-hypervisor"]
+    assert document_labels(build, handlers)["capability.microsoft.com/isolation"] == "hyperv"
