@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from lightkube.models import core_v1 as v1
@@ -20,8 +20,10 @@ from winpod.cri.rpc import Client
 from winpod.node.backoff import Pace
 from winpod.node.checks import Checks
 from winpod.node.facts import NodeFacts
+from winpod.node.health import Result
 from winpod.node.means import Means, utc_now
 from winpod.node.pods import uid_of
+from winpod.node.probes import Kind
 from winpod.node.pulling import Puller
 from winpod.node.requests import metadata_of
 from winpod.node.seen import ContainerSeen, PodSeen
@@ -37,11 +39,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PodFound:
-    """A pod that the engine has, what it says of it, and what the runtime has of it."""
+    """A pod that the engine has, what it says of it, and what the runtime has of it.
+
+    `probed` counts the answers of probes, by container and kind.
+    """
 
     pod: v1.Pod
     status: v1.PodStatus | None
     seen: PodSeen
+    probed: Mapping[tuple[str, Kind, Result], int] = field(default_factory=dict)
 
 
 class Engine:

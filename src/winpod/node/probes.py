@@ -7,6 +7,7 @@ others wait. One that was well when the agent was restarted stays well until a p
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
@@ -72,6 +73,7 @@ class Probes:
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._started: dict[str, asyncio.Event] = {}
         self.health: dict[str, Health] = {}
+        self.answers: Counter[tuple[str, Kind, Result]] = Counter()
 
     def follow(self, pod: v1.Pod, seen: PodSeen, status: v1.PodStatus | None) -> None:
         """Ask the containers that run, and no others."""
@@ -134,6 +136,7 @@ class Probes:
         run = Run()
         while True:
             answer = await self._answer(pod, container, last.id, kind, probe, ip)
+            self.answers[container.name, kind, answer] += 1
             if answer is not Result.UNKNOWN:
                 run = run.after(answer)
                 if run.counts(probe.successThreshold or 1, probe.failureThreshold or 3):
