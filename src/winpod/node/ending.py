@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
@@ -99,6 +99,28 @@ async def end_containers(pod: v1.Pod, seen: PodSeen, grace: float, means: Means)
             ended[container.id].set()
 
     await asyncio.gather(*(end(container) for container in alive))
+
+
+async def end_containers_in_time(
+    pod: Callable[[], v1.Pod],
+    seen: Callable[[], PodSeen],
+    grace: float | None,
+    hurry: asyncio.Event,
+    means: Means,
+) -> None:
+    """Begun again, with the pod's new grace, each time somebody is in a hurry."""
+    while True:
+        hurry.clear()
+        stated = grace_seconds(pod()) if grace is None else grace
+        work = asyncio.ensure_future(end_containers(pod(), seen(), stated, means))
+        hurried = asyncio.ensure_future(hurry.wait())
+        try:
+            await asyncio.wait({work, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            hurried.cancel()
+            work.cancel()
 
 
 def _goes_before(one: ContainerSeen, other: ContainerSeen, sidecars: list[str]) -> bool:

@@ -9,29 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
 
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.admission import refusal
-from winpod.node.backoff import Backoff, show_wait
-from winpod.node.beginning import (
-    StartFailed,
-    after_start,
-    get_images,
-    make_sandbox,
-    mount_volumes,
-    start_container,
-)
+from winpod.node.beginning import make_sandbox, mount_volumes
 from winpod.node.decide import Plan, Resize, decide
 from winpod.node.ending import (
     end_container,
     end_containers,
+    end_containers_in_time,
     grace_of,
     remove_sandboxes,
     stop_sandboxes,
@@ -40,24 +32,17 @@ from winpod.node.means import Means
 from winpod.node.phase import Told
 from winpod.node.pods import ENDED, grace_seconds, is_deleted, show, uid_of
 from winpod.node.probes import Probes
-from winpod.node.pulling import PullFailed
-from winpod.node.requests import container_hash, container_resources, spec_of
+from winpod.node.requests import container_resources, spec_of
 from winpod.node.resize import allocate, as_given
 from winpod.node.seen import ContainerSeen, PodSeen
+from winpod.node.starts import RETRY_SECONDS, SOON_SECONDS, Interrupted, Starts
 from winpod.node.status import Known, Why, make_status, rejected
 from winpod.node.tidying import remove_logs, tidy
 from winpod.windows.errors import Unavailable, WinpodError
 
-RETRY_SECONDS = 10.0
-_SOON_SECONDS = 2.0
-_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 DEADLINE = Why("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-
-
-class Interrupted(Exception):
-    """The pod is to end, and what it waited for no longer matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +63,6 @@ class Worker:
         self._means = means
         self._neighbours = neighbours
         self._start_time = (pod.status and pod.status.startTime) or means.clock()
-        self._waiting: dict[str, Why] = {}
-        self._backoffs: dict[tuple[str, str], Backoff] = {}
         self._failure: Why | None = None
         self._grace: float | None = None
         self._is_rejected = False
@@ -91,6 +74,7 @@ class Worker:
         self._wake_at: datetime | None = None
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._starts = Starts(means, self._ending)
         self._probes = Probes(
             means.checks,
             means.reporter,
@@ -151,7 +135,7 @@ class Worker:
             except WinpodError as error:
                 _log.info("pod %s has to wait: %s", show(self.pod), error)
                 is_away = isinstance(error, Unavailable)
-                self._again_in(_SOON_SECONDS if is_away else RETRY_SECONDS)
+                self._again_in(SOON_SECONDS if is_away else RETRY_SECONDS)
             except Exception:
                 _log.exception("pod %s cannot go on", show(self.pod))
                 self._again_in(RETRY_SECONDS)
@@ -220,7 +204,10 @@ class Worker:
             if self._ending.is_set():
                 await self._end()
             return False
-        is_known = bool(self._seen().sandboxes)
+        sandboxes = self._seen().sandboxes
+        is_known = bool(sandboxes)
+        if is_known and not (self.pod.status and self.pod.status.startTime):
+            self._start_time = min(sandbox.created_at for sandbox in sandboxes)
         if not is_known and self.pod.status and self.pod.status.phase in ENDED:
             self.status = self.pod.status
             self._is_over = self._has_ended = True
@@ -262,7 +249,7 @@ class Worker:
             return
         known = Known(
             start_time=self._start_time,
-            waiting=self._waiting,
+            waiting=self._starts.waiting,
             health=self._probes.health,
             failure=self._failure,
             is_over=self._is_over,
@@ -301,72 +288,15 @@ class Worker:
             await self._means.view.refresh(self.uid)
             seen = self._seen()
         await self._resize(plan.resizes)
-        for container in plan.starts:
-            if mounted and seen.newest:
-                await self._start(container, seen, mounted)
-
-    async def _start(self, container: v1.Container, seen: PodSeen, mounted: Any) -> None:
-        name = container.name
-        last = seen.last(name)
-        sandbox = seen.newest
-        if sandbox is None or await self._has_to_wait(container, last):
+        if mounted is None:
             return
-        try:
-            image = await self._unless_ending(
-                get_images(self.given, container, sandbox.handler, self._means)
-            )
-            id_ = await start_container(
-                self.given,
-                container,
-                image,
-                mounted,
-                self._restart_count(name, last),
-                sandbox,
-                self._means,
-            )
-            ip = sandbox.ips[0] if sandbox.ips else ""
-            await self._unless_ending(after_start(self.given, container, id_, ip, self._means))
-        except (PullFailed, StartFailed) as error:
-            self._waiting[name] = Why(error.reason, str(error))
-            if error.reason == "PostStartHookError":
-                await self._end_after_hook(name)
-            is_first = error.reason == "ErrImagePull"
-            self._again_in(_SOON_SECONDS if is_first else RETRY_SECONDS)
-        else:
-            self._waiting.pop(name, None)
-            self.wake()
-
-    async def _end_after_hook(self, name: str) -> None:
-        await self._means.view.refresh(self.uid)
-        seen = self._seen()
-        last, ip = seen.last(name), seen.ips[0] if seen.ips else ""
-        if last and last.is_running:
-            grace = grace_seconds(self.given)
-            await end_container(
-                self.given, last, ip, grace, self._means, message="FailedPostStartHook"
-            )
-
-    async def _has_to_wait(self, container: v1.Container, last: ContainerSeen | None) -> bool:
-        """Whether the container ended too often and too recently to be started again."""
-        if last is None or not last.has_ended:
-            return False
-        pace, now = self._means.pace, self._means.clock()
-        ended = last.finished_at or last.created_at
-        key = container.name, container_hash(container)
-        known = self._backoffs.get(key)
-        ready_at = pace.ready_at(known, ended)
-        if now >= ready_at:
-            self._backoffs[key] = pace.next(known, ended, now)
-            return False
-        wait = show_wait(known.wait if known else pace.initial)
-        about = f"restarting failed container={container.name} pod={show(self.pod)}"
-        why = Why("CrashLoopBackOff", f"back-off {wait} {about}")
-        self._again_at(ready_at)
-        if self._waiting.get(container.name) != why:
-            self._waiting[container.name] = why
-            text = f"Back-off restarting failed container {container.name} in pod {show(self.pod)}"
-            await self._means.tell(self.pod, "Warning", "BackOff", text, container.name)
-        return True
+        for container in plan.starts:
+            count = self._restart_count(container.name, seen.last(container.name))
+            again_at = await self._starts.start(self.given, container, seen, mounted, count)
+            if again_at:
+                self._again_at(again_at)
+            else:
+                self.wake()
 
     def _restart_count(self, name: str, last: ContainerSeen | None) -> int:
         if last:
@@ -394,25 +324,13 @@ class Worker:
             await self._means.tell(self.pod, "Normal", "ResizeCompleted", text, resize.seen.name)
         self._note(kind, None)
 
-    async def _unless_ending(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What can take long is left when the pod is to end."""
-        task = asyncio.ensure_future(work)
-        ending = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Interrupted
-            return task.result()
-        finally:
-            ending.cancel()
-            if not task.done():
-                task.cancel()
-
     async def _end(self) -> None:
         if not self._has_ended:
             self._probes.stop(("startup", "liveness"))
             await self._report_end()
-            await self._end_containers()
+            await end_containers_in_time(
+                lambda: self.pod, self._seen, self._grace, self._hurry, self._means
+            )
             await stop_sandboxes(self._seen(), self._means)
             await self._means.view.refresh(self.uid)
             self._is_over = self._has_ended = True
@@ -430,24 +348,6 @@ class Worker:
     async def _report_end(self) -> None:
         if not self._is_rejected:
             await self._report()
-
-    async def _end_containers(self) -> None:
-        """Begun again with the new grace when that becomes shorter in between."""
-        while True:
-            self._hurry.clear()
-            grace = grace_seconds(self.pod) if self._grace is None else self._grace
-            work = asyncio.ensure_future(
-                end_containers(self.given, self._seen(), grace, self._means)
-            )
-            hurry = asyncio.ensure_future(self._hurry.wait())
-            try:
-                await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    work.result()
-                    return
-            finally:
-                hurry.cancel()
-                work.cancel()
 
     async def _vanish(self) -> None:
         await remove_sandboxes(self._seen(), self._means)
