@@ -19,12 +19,15 @@ from lightkube.models.meta_v1 import ObjectMeta
 from winpod.cri.rpc import Client
 from winpod.node.backoff import Pace
 from winpod.node.checks import Checks
+from winpod.node.eviction import Thresholds
 from winpod.node.facts import NodeFacts
 from winpod.node.health import Result
+from winpod.node.image_garbage import ImageGarbage
 from winpod.node.means import Means, utc_now
 from winpod.node.pods import uid_of
 from winpod.node.probes import Kind
 from winpod.node.pulling import Puller
+from winpod.node.relief import Relief
 from winpod.node.requests import metadata_of
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.sources import Objects, Reporter
@@ -34,6 +37,8 @@ from winpod.node.worker import Neighbours, Worker
 from winpod.windows.errors import WinpodError
 
 REFRESH_SECONDS = 60.0
+RELIEF_SECONDS = 10.0
+GARBAGE_SECONDS = 300.0
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +65,7 @@ class Engine:
         volumes: Volumes,
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
         self._view = RuntimeView(client, self._changed)
         self._means = Means(
@@ -74,7 +80,9 @@ class Engine:
             clock=clock,
             pace=pace or Pace(),
         )
-        self._neighbours = Neighbours(self._active_pods, lambda: frozenset())
+        self._images = ImageGarbage(self._means)
+        self._relief = Relief(self._means, thresholds or Thresholds(), self._images, self._could_go)
+        self._neighbours = Neighbours(self._active_pods, self._relief.pressures)
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
@@ -88,7 +96,10 @@ class Engine:
     async def start(self) -> None:
         """Pods that were set are looked after from now on, once the runtime has answered."""
         self._view.start()
-        self._chores = [asyncio.create_task(self._every(REFRESH_SECONDS, self._refresh_volumes))]
+        self._begin(REFRESH_SECONDS, self._refresh_volumes)
+        if not self._means.facts.is_simulated:
+            self._begin(RELIEF_SECONDS, self._relief.look)
+            self._begin(GARBAGE_SECONDS, self._collect_images)
 
     async def stop(self) -> None:
         """Pods go on; nobody looks after them."""
@@ -98,6 +109,10 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._view.stop()
         await self._means.checks.close()
+
+    def pressures(self) -> frozenset[str]:
+        """The conditions of the node that keep pods away: MemoryPressure, DiskPressure."""
+        return self._relief.pressures()
 
     def set(self, pod: v1.Pod) -> None:
         """A pod that is new, has changed, or is to be deleted."""
@@ -167,6 +182,13 @@ class Engine:
             if worker.is_active and worker.uid != but
         ]
 
+    def _could_go(self) -> dict[str, tuple[v1.Pod, Worker]]:
+        return {
+            worker.uid: (worker.given, worker)
+            for worker in self._workers.values()
+            if worker.is_active and not worker.is_ending
+        }
+
     def _changed(self, uid: str) -> None:
         if worker := self._workers.get(uid):
             worker.wake()
@@ -181,13 +203,19 @@ class Engine:
                 except WinpodError as error:
                     _log.info("volumes of %s stay as they are: %s", worker.uid, error)
 
+    async def _collect_images(self) -> None:
+        await self._images.collect()
+
+    def _begin(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
+        self._chores.append(asyncio.create_task(self._every(seconds, chore)))
+
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(seconds)
             try:
                 await chore()
             except (WinpodError, OSError) as error:
-                _log.warning("%s was left out: %s", chore.__name__, error)
+                _log.warning("the node's own work has to wait: %s", error)
 
 
 def _remembered(uid: str, seen: PodSeen) -> v1.Pod:

@@ -83,7 +83,7 @@ def make_status(
     debugging = writer.statuses(ephemeral_containers(pod), before.ephemeralContainerStatuses)
     _shorten_messages([*init, *regular, *debugging])
     statuses = {status.name: status for status in (*init, *regular)}
-    phase, why = _phase(pod, statuses, known, before)
+    phase, why = _phase(pod, seen, statuses, known, before)
     others = [c for c in (pod.status and pod.status.conditions) or () if c.type not in _OURS]
     told = conditions_of(
         pod, statuses, phase, has_sandbox=not needs_sandbox(pod, seen), others=others
@@ -123,17 +123,24 @@ def rejected(pod: v1.Pod, why: Why, now: datetime) -> v1.PodStatus:
 
 
 def _phase(
-    pod: v1.Pod, statuses: Mapping[str, v1.ContainerStatus], known: Known, before: v1.PodStatus
+    pod: v1.Pod,
+    seen: PodSeen,
+    statuses: Mapping[str, v1.ContainerStatus],
+    known: Known,
+    before: v1.PodStatus,
 ) -> tuple[str, Why]:
-    if known.failure:
-        return "Failed", known.failure
+    """A pod that is over stays so; none is while a container still runs."""
     kept = Why(before.reason or "", before.message or "")
     stated = (pod.status and pod.status.phase) or ""
     for phase in (stated, before.phase or ""):
         if phase in ENDED:
             return phase, kept
-    phase = phase_of(pod, statuses, is_over=known.is_over)
-    return phase, kept if phase == before.phase else Why("")
+    phase, why = phase_of(pod, statuses, is_over=known.is_over), Why("")
+    if known.failure:
+        phase, why = "Failed", known.failure
+    if phase in ENDED and seen.running():
+        return before.phase or "Pending", kept
+    return phase, kept if phase == before.phase else why
 
 
 def _dated(told: Told, pod: v1.Pod, before: v1.PodStatus, now: datetime) -> v1.PodCondition:

@@ -93,6 +93,10 @@ class Worker:
         return self.is_taken and not self._is_over
 
     @property
+    def is_ending(self) -> bool:
+        return self._ending.is_set()
+
+    @property
     def waits_for_room(self) -> bool:
         return "PodResizePending" in self._conditions
 
