@@ -361,3 +361,25 @@ async def test_annotations_of_a_pod_are_those_of_each_container_that_has_no_own(
         info = json.loads((await client.call("ContainerStatus", request)).info["info"])
         counts.append(info["plan"]["asked"]["cpu_count"])
     assert counts == [1, 2]
+
+
+async def test_pods_are_in_the_subnet_that_the_node_told(node: Node) -> None:
+    async with node.running() as client:
+        network = api.NetworkConfig(pod_cidr="10.244.9.0/24")
+        request = api.UpdateRuntimeConfigRequest(
+            runtime_config=api.RuntimeConfig(network_config=network)
+        )
+        await client.call("UpdateRuntimeConfig", request)
+        sandbox = await run_sandbox(client)
+        found = await client.call(
+            "PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+        )
+        assert found.status.network.ip.startswith("10.244.9.")
+        network.pod_cidr = "10.244.9.1/24"
+        with pytest.raises(RemoteError, match="is no subnet for pods"):
+            await client.call(
+                "UpdateRuntimeConfig",
+                api.UpdateRuntimeConfigRequest(
+                    runtime_config=api.RuntimeConfig(network_config=network)
+                ),
+            )

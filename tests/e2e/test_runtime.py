@@ -23,6 +23,7 @@ from winpod.network.cni import Cni
 from winpod.network.counters import Counters, read_counters
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
+from winpod.network.settings import Subnet
 from winpod.windows.builds import parse_build
 
 __all__ = ["home", "registry"]
@@ -50,6 +51,9 @@ class LonelyNetworks:
 
     def holds(self, sandbox_id: str) -> bool:
         return self.namespaces.exists(sandbox_id)
+
+    def use(self, subnets: Sequence[Subnet]) -> None:
+        del subnets
 
     async def sweep(self, known: Collection[str]) -> list[str]:
         for name in self.namespaces.names():

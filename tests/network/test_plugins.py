@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +356,34 @@ def test_the_default_network_is_written_only_where_there_is_none(machine: Machin
     cni._plugins.directories = (Path("/nowhere"),)
     assert cni.write_default() is None
     assert json.loads(before)["name"] == "winpod"
+
+
+async def test_a_node_tells_another_subnet_and_pods_to_come_are_there(machine: Machine) -> None:
+    def told(subnet: str) -> Path | None:
+        return machine.cni().write_told(
+            [ip_network(subnet)],
+            bridge="winpod0",
+            leases=machine.leases,
+            cluster=ip_network("10.244.0.0/16"),
+        )
+
+    assert told("10.244.3.0/24")
+    assert told("10.244.3.0/24") is None
+    networks = machine.networks()
+    first = await networks.connect(machine.attachment("one"))
+    assert told("10.244.7.0/24")
+    second = await networks.connect(machine.attachment("two"))
+    assert first.addresses[0].startswith("10.244.3.")
+    assert second.addresses[0].startswith("10.244.7.")
+    rules = run("iptables", "-t", "nat", "-S", "POSTROUTING")
+    assert "-s 10.244.3.0/24 ! -d 10.244.0.0/16" in rules
+    await networks.disconnect("one")
+    await networks.disconnect("two")
+
+
+def test_the_network_of_others_is_left_to_them(machine: Machine) -> None:
+    machine.configure(machine.bridge())
+    subnets = [ip_network("10.244.3.0/24")]
+    cni = machine.cni()
+    assert cni.write_told(subnets, bridge="b", leases=machine.leases, cluster=None) is None
+    assert len(list(machine.conf_dir.iterdir())) == 1

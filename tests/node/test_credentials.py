@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import hmac
-import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from winpod.node.certificates import (
     read_validity,
     write_chain,
 )
-from winpod.node.credentials import Identity, own_serving
+from winpod.node.credentials import Identity, ensure_serving
 from winpod.node.discovery import is_signed
 
 NOW = datetime.now(UTC)
@@ -60,10 +59,13 @@ def test_a_chain_is_written_for_its_owner_only_and_read_back(tmp_path: Path) -> 
 
 def test_a_node_serves_with_its_own_word_until_somebody_signs(tmp_path: Path) -> None:
     identity = Identity("win-1", tmp_path / "kubeconfig", tmp_path / "pki")
-    assert isinstance(own_serving(identity, SERVER), ssl.SSLContext)
+    ensure_serving(identity, SERVER)
     first = identity.serving.read_bytes()
-    own_serving(identity, SERVER)
+    ensure_serving(identity, SERVER)
     assert identity.serving.read_bytes() == first
+    found = read_validity(identity.serving)
+    assert found
+    assert not found.is_signed
 
 
 def test_a_kubeconfig_that_was_written_is_read_back(tmp_path: Path) -> None:

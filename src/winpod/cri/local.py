@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from winpod.compute.backend import Backend
@@ -27,7 +28,7 @@ from winpod.images.settings import ImageSettings
 from winpod.images.store import Store
 from winpod.images.store_lock import FileLock
 from winpod.network.cni import Cni
-from winpod.network.configuration import DEFAULT_BRIDGE, Directory
+from winpod.network.configuration import Directory
 from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.network.settings import NetworkSettings
@@ -133,11 +134,14 @@ def _networks(place: Place) -> SandboxNetworks:
     settings = place.network
     directory = settings.cni or place.own / "cni/net.d"
     cni = Cni(directory, settings.plugins, place.own / "cni/cache")
-    if settings.cni is None and not cni.write_default(
-        settings.subnets, leases=own_directory(place.content) / "cni/leases"
-    ):
+    namespaces = Namespaces(place.own / "netns")
+    if settings.cni:
+        return SandboxNetworks(namespaces, cni)
+    leases, bridge = own_directory(place.content) / "cni/leases", settings.bridge
+    if settings.subnets and not cni.write_default(settings.subnets, bridge=bridge, leases=leases):
         _warn_of_other_subnets(directory, settings)
-    return SandboxNetworks(Namespaces(place.own / "netns"), cni)
+    write = partial(cni.write_told, bridge=bridge, leases=leases, cluster=settings.cluster)
+    return SandboxNetworks(namespaces, cni, write)
 
 
 def _warn_of_other_subnets(directory: Path, settings: NetworkSettings) -> None:
@@ -151,5 +155,5 @@ def _warn_of_other_subnets(directory: Path, settings: NetworkSettings) -> None:
             ", ".join(network.network().subnets),
             ", ".join(wanted),
             directory,
-            DEFAULT_BRIDGE,
+            settings.bridge,
         )

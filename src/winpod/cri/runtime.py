@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import AsyncIterator
 from importlib.metadata import version
+from ipaddress import ip_network
 
 from winpod import __version__
 from winpod.compute.backend import Backend
@@ -16,6 +17,7 @@ from winpod.cri.sandboxes import Networks
 from winpod.cri.state import Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_status
 from winpod.windows.builds import Build
+from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import Handler, Handlers
 from winpod.windows.isolation import Isolation
 
@@ -83,8 +85,14 @@ class Runtime:
     async def update_runtime_config(
         self, request: api.UpdateRuntimeConfigRequest
     ) -> api.UpdateRuntimeConfigResponse:
-        """The kubelet pushes the node's pod CIDR; the network's own configuration has it."""
-        del request
+        """The node's pod CIDR, one of each family."""
+        told = request.runtime_config.network_config.pod_cidr
+        try:
+            subnets = [ip_network(subnet) for subnet in told.split(",") if subnet]
+        except ValueError as error:
+            raise InvalidInput(f"{told} is no subnet for pods: {error}.") from None
+        if subnets:
+            self._networks.use(subnets)
         return api.UpdateRuntimeConfigResponse()
 
     async def update_pod_sandbox_resources(

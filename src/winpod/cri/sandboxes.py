@@ -20,6 +20,7 @@ from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, s
 from winpod.cri.turns import Turns
 from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
 from winpod.network.counters import Counters
+from winpod.network.settings import Subnet
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 from winpod.windows.handlers import Handler, Handlers
 from winpod.windows.isolation import Isolation
@@ -45,6 +46,9 @@ class Networks(Protocol):
 
     def netns(self, sandbox_id: str) -> Path | None:
         """Where the sandbox's network namespace is, if it has one."""
+
+    def use(self, subnets: Sequence[Subnet]) -> None:
+        """A node has told its own: pods to come are connected there, if that is ours to say."""
 
     def counters(self, sandbox_id: str) -> Sequence[Counters]:
         """What went through the sandbox's interfaces, its default one first."""

@@ -35,6 +35,7 @@ from winpod.network.configuration import (
     Network,
     PluginConfiguration,
     default_network,
+    network_text,
     parse_network,
     write_network,
 )
@@ -173,6 +174,27 @@ class Cni:
         document = default_network(subnets, bridge=bridge, leases=leases)
         network = parse_network(json.dumps(document).encode(), DEFAULT_FILE)
         if self._directory.files() or not self._plugins.has_all(network):
+            return None
+        return write_network(self._directory.path, document)
+
+    def write_told(
+        self,
+        subnets: Sequence[IPv4Network | IPv6Network],
+        *,
+        bridge: str,
+        leases: Path,
+        cluster: IPv4Network | IPv6Network | None,
+    ) -> Path | None:
+        """The network of subnets that were told, in place of the last that was; never of others'.
+
+        Pods that are connected keep what they have; the bridge gets its new address.
+        """
+        files = self._directory.files()
+        if files and files[0].name != DEFAULT_FILE:
+            return None
+        document = default_network(subnets, bridge=bridge, leases=leases, cluster=cluster)
+        document["plugins"][0]["forceAddress"] = True
+        if files and files[0].read_text() == network_text(document):
             return None
         return write_network(self._directory.path, document)
 

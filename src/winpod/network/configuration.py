@@ -26,6 +26,7 @@ DEFAULT_BRIDGE = "winpod0"
 
 NEWEST_VERSION = (1, 1, 0)
 MASQUERADE = "winpod.dev/masquerade"
+CLUSTER = "winpod.dev/cluster"
 
 _ENDINGS = (".conflist", ".conf", ".json")
 _NETWORK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -56,6 +57,7 @@ class Network:
     check: bool
     collect: bool
     masquerade: bool
+    cluster: str
     data: bytes
     source: str
 
@@ -163,6 +165,7 @@ def parse_network(data: bytes, source: str, folder: Path | None = None) -> Netwo
         check=not _flag(document, "disableCheck", source),
         collect=not _flag(document, "disableGC", source),
         masquerade=_flag(document, MASQUERADE, source),
+        cluster=str(document.get(CLUSTER, "")),
         data=data,
         source=source,
     )
@@ -177,6 +180,7 @@ def default_network(
     *,
     bridge: str = DEFAULT_BRIDGE,
     leases: Path = DEFAULT_LEASES,
+    cluster: IPv4Network | IPv6Network | None = None,
 ) -> dict[str, Any]:
     """A bridge of this machine's own, with addresses for pods and ports of the host led to them.
 
@@ -189,6 +193,7 @@ def default_network(
         "name": "winpod",
         "disableGC": True,
         MASQUERADE: True,
+        **({CLUSTER: str(cluster)} if cluster else {}),
         "plugins": [
             {
                 "type": "bridge",
@@ -208,13 +213,17 @@ def default_network(
     }
 
 
+def network_text(network: Json) -> str:
+    return json.dumps(network, indent=2) + "\n"
+
+
 def write_network(directory: Path, network: Json) -> Path:
     """Under a name that any other configuration comes before. The file appears whole."""
     target = directory / DEFAULT_FILE
     unfinished = directory / f".{DEFAULT_FILE}.new"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(network, indent=2) + "\n")
+        unfinished.write_text(network_text(network))
         return unfinished.replace(target)
     except OSError as error:
         raise NoNetwork(

@@ -26,7 +26,8 @@ async def masquerade(plugins: Plugins, network: Network) -> None:
         version = ipaddress.ip_network(subnet, strict=False).version
         table = (_FAMILIES[version], "--wait", "--table", "nat")
         comment = ("-m", "comment", "--comment", f"winpod network {network.name}")
-        not_within = ("!", "--destination", subnet, *comment, "-j", "MASQUERADE")
+        within = network.cluster or subnet
+        not_within = ("!", "--destination", within, *comment, "-j", "MASQUERADE")
         rule = ("POSTROUTING", "--source", subnet, *not_within)
         try:
             if (await plugins.tool(*table, "--check", *rule)).code == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,24 @@ from winpod.network.cni import Cni, Ready
 from winpod.network.counters import Counters, read_counters
 from winpod.network.errors import NotListening
 from winpod.network.namespaces import Namespaces
+from winpod.network.settings import Subnet
 from winpod.windows.errors import WinpodError
 
 _LOCALHOST = ("127.0.0.1", "::1")
 
 
 class SandboxNetworks:
-    def __init__(self, namespaces: Namespaces, cni: Cni) -> None:
+    """`write_told` makes the network of subnets that a node tells, where that is ours to make."""
+
+    def __init__(
+        self,
+        namespaces: Namespaces,
+        cni: Cni,
+        write_told: Callable[[Sequence[Subnet]], Path | None] | None = None,
+    ) -> None:
         self.namespaces = namespaces
         self.cni = cni
+        self._write_told = write_told
 
     def netns(self, sandbox_id: str) -> Path:
         return self.namespaces.path(sandbox_id)
@@ -76,6 +85,10 @@ class SandboxNetworks:
         raise NotListening(
             f'failed to connect to localhost:{port} for pod "{sandbox_id}": {reason}.'
         )
+
+    def use(self, subnets: Sequence[Subnet]) -> None:
+        if self._write_told:
+            self._write_told(subnets)
 
     def counters(self, sandbox_id: str) -> list[Counters]:
         return read_counters(self.netns(sandbox_id))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
-from winpod.network.configuration import DEFAULT_SUBNETS
+from winpod.network.configuration import DEFAULT_BRIDGE, DEFAULT_SUBNETS
 from winpod.network.plugins import DEFAULT_DIRECTORIES
 from winpod.windows.reading import At, InvalidField
 
@@ -15,11 +15,17 @@ Subnet = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """`cni` holds the networks; without it there is one of ours, of these subnets."""
+    """`cni` holds the networks; without it there is one of ours, of these subnets.
+
+    With no subnets there is none until a node tells its own. What is in the `cluster` is reached
+    under a pod's own address.
+    """
 
     cni: Path | None = None
     plugins: tuple[Path, ...] = DEFAULT_DIRECTORIES
     subnets: tuple[Subnet, ...] = DEFAULT_SUBNETS
+    bridge: str = DEFAULT_BRIDGE
+    cluster: Subnet | None = None
 
 
 def read_network_settings(table: At) -> NetworkSettings:

@@ -23,6 +23,9 @@ class SimulatedNetworks:
         self._subnets = tuple(subnets)
         self.connected: dict[str, int] = {}
 
+    def use(self, subnets: Sequence[Subnet]) -> None:
+        self._subnets = tuple(subnets)
+
     async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
         del netns
         number = self._free_number(attachment.sandbox_id)
@@ -31,6 +34,8 @@ class SimulatedNetworks:
         return Attached("simulated", addresses, Dns(), {})
 
     def _free_number(self, sandbox_id: str) -> int:
+        if not self._subnets:
+            raise NoNetwork("No subnet for pods has been told.")
         size = min(subnet.num_addresses for subnet in self._subnets) - _RESERVED - 1
         taken = set(self.connected.values())
         if len(taken) >= size:
@@ -70,7 +75,7 @@ class SimulatedNetworks:
         return []
 
     async def trouble(self) -> str:
-        return ""
+        return "" if self._subnets else "No subnet for pods has been told."
 
     def describe(self) -> Mapping[str, object]:
         return {"kind": "simulated", "subnets": [str(subnet) for subnet in self._subnets]}

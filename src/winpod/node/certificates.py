@@ -89,11 +89,12 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Of a certificate in a file; it is renewed before it ends."""
+    """Of a certificate in a file, which somebody else signed or nobody; it is renewed in time."""
 
     begins: datetime
     ends: datetime
     alternatives: frozenset[str] = frozenset()
+    is_signed: bool = True
 
     @property
     def renew_at(self) -> datetime:
@@ -113,6 +114,7 @@ def read_validity(chain: Path) -> Validity | None:
         certificate.not_valid_before_utc,
         certificate.not_valid_after_utc,
         frozenset(_alternatives(certificate)),
+        certificate.issuer != certificate.subject,
     )
 
 

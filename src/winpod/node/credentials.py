@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +19,15 @@ from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.node.access import Access, read_kubeconfig, write_kubeconfig
 from winpod.node.api import ApiServer
-from winpod.node.certificates import Key, Subject, of_node, read_validity, utc_now, write_chain
+from winpod.node.certificates import (
+    Key,
+    Subject,
+    Validity,
+    of_node,
+    read_validity,
+    utc_now,
+    write_chain,
+)
 from winpod.windows.errors import PermissionDenied, WinpodError
 
 CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
@@ -83,36 +90,24 @@ async def keep_client(identity: Identity, access: Access, api: ApiServer) -> Non
         await _keep(identity.client, renew)
 
 
-def own_serving(identity: Identity, subject: Subject) -> ssl.SSLContext:
-    """What the node serves with before anybody signed: its last certificate, else its own word."""
+def ensure_serving(identity: Identity, subject: Subject) -> None:
+    """Something to serve with before anybody signed: the last certificate, else its own word."""
     validity = read_validity(identity.serving)
     if validity is None or not validity.is_good(utc_now()):
         key = Key.new()
         write_chain(identity.serving, key.self_signed(subject, utc_now()), key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(identity.serving)
-    return context
 
 
-async def keep_serving(
-    identity: Identity, subject: Subject, context: ssl.SSLContext, api: ApiServer
-) -> None:
+async def keep_serving(identity: Identity, subject: Subject, api: ApiServer) -> None:
     """A serving certificate that the cluster signs, renewed for as long as this runs."""
-    signed = identity.serving.with_name("serving-signed.pem")
 
     async def renew() -> None:
         key = Key.new()
         chain = await _signed(api, key.request(subject), SERVING_SIGNER, "server auth")
-        write_chain(signed, chain, key)
-        context.load_cert_chain(signed)
+        write_chain(identity.serving, chain, key)
 
-    validity = read_validity(signed)
     wanted = {*subject.names, *subject.addresses}
-    if validity and validity.is_good(utc_now()) and validity.alternatives == wanted:
-        context.load_cert_chain(signed)
-    else:
-        signed.unlink(missing_ok=True)
-    await _keep(signed, renew)
+    await _keep(identity.serving, renew, lambda v: v.is_signed and v.alternatives == wanted)
 
 
 async def _renew_client(identity: Identity, api: ApiServer) -> None:
@@ -121,11 +116,16 @@ async def _renew_client(identity: Identity, api: ApiServer) -> None:
     write_chain(identity.client, await _signed(api, request, CLIENT_SIGNER, "client auth"), key)
 
 
-async def _keep(chain: Path, renew: Callable[[], Awaitable[None]]) -> None:
+async def _keep(
+    chain: Path,
+    renew: Callable[[], Awaitable[None]],
+    serves: Callable[[Validity], bool] = lambda _: True,
+) -> None:
     """Asks early, and again and again where it is not answered: the clock may jump as well."""
     while True:
         validity = read_validity(chain)
-        left = (validity.renew_at - utc_now()) if validity else timedelta()
+        is_wanted = validity is not None and serves(validity)
+        left = validity.renew_at - utc_now() if validity and is_wanted else timedelta()
         if left > timedelta():
             await asyncio.sleep(min(left.total_seconds(), _LONGEST_SLEEP))
             continue
