@@ -50,6 +50,10 @@ _NEEDED = {
     "mount": "mount",
 }
 
+_OUT_OF_MEMORY = 137
+"""What the kernel has killed, Wine says ended with 0."""
+_SPENT = "it used all of its memory limit"
+
 
 class WineBackend:
     """`netns` tells where a sandbox's network namespace is; `warm` is how many shells wait."""
@@ -173,8 +177,8 @@ class WineBackend:
         folder = self._folder(container)
         await conmon.until_ended(folder)
         end = conmon.read_exit(folder)
-        if end.code and _ran_out_of_memory(folder / "shell"):
-            end = replace(end, reason="OOMKilled", message="it used all of its memory limit")
+        if _ran_out_of_memory(folder / "shell"):
+            end = replace(end, code=end.code or _OUT_OF_MEMORY, reason="OOMKilled", message=_SPENT)
         await self.shells.kill(folder / "shell")
         return end
 

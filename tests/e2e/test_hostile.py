@@ -1,0 +1,180 @@
+"""Programs that take all they can get: they hurt their own container, and nobody else's.
+
+Limits are far below what the machine has, and a neighbour ticks all the while.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.e2e.runtime_process import RuntimeProcess
+
+from winpod.compute.resources import PIDS
+from winpod.cri.proto import api_pb2 as api
+from winpod.images.base import Base
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MEMORY = 256 << 20
+FEW = 200
+KILLED = 0xC000013A
+DISK_FULL = 112
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def machine(
+    base: Base, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RuntimeProcess]:
+    async with RuntimeProcess.running(tmp_path_factory.mktemp("hostile"), base) as machine:
+        yield machine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def runtime(machine: RuntimeProcess) -> AsyncIterator[RuntimeProcess]:
+    """With a neighbour in a pod of its own, who must not notice anything."""
+    pod = await machine.run_pod("neighbours")
+    neighbour = await machine.begin(pod, "ticks", name="neighbour")
+    await machine.until_said("tick 1\n", "neighbour")
+    yield machine
+    before = last_tick(machine)
+    await machine.until_said(f"tick {before + 5}\n", "neighbour", seconds=20)
+    assert (await machine.status(neighbour)).state == api.CONTAINER_RUNNING
+    answer = await machine.call(
+        api.ExecSyncRequest(container_id=neighbour, cmd=["cmd", "/c", "echo well"])
+    )
+    assert answer.stdout == b"well\r\n"
+    await machine.remove_all()
+    assert machine.leftovers() == {}
+    for log in (machine.folder / "logs").glob("*"):
+        log.unlink()
+
+
+def last_tick(machine: RuntimeProcess) -> int:
+    return int(re.findall(r"tick (\d+)", machine.said("neighbour"))[-1])
+
+
+def windows(**resources: Any) -> api.WindowsContainerConfig:
+    return api.WindowsContainerConfig(resources=api.WindowsContainerResources(**resources))
+
+
+def in_group(runtime: RuntimeProcess, container: str, controller: str, name: str) -> int:
+    group = (runtime.folder_of(container) / "shell/id").read_text()
+    return int(Path(f"/sys/fs/cgroup/{controller}/winpod/{group}/{name}").read_text())
+
+
+@pytest.mark.parametrize("bomb", ["forks", "threads"])
+async def test_a_bomb_of_processes_or_threads_stays_within_its_limit(
+    runtime: RuntimeProcess, bomb: str
+) -> None:
+    limited = windows(memory_limit_in_bytes=1 << 30, cpu_count=1)
+    container = await runtime.create(await runtime.run_pod(), bomb, windows=limited)
+    assert in_group(runtime, container, "pids", "pids.max") == PIDS
+    group = (runtime.folder_of(container) / "shell/id").read_text()
+    pids = Path(f"/sys/fs/cgroup/pids/winpod/{group}")
+    (pids / "pids.max").write_text(str(FEW))
+    await runtime.call(api.StartContainerRequest(container_id=container))
+    deadline = time.monotonic() + 60
+    while (pids / "pids.events").read_text().split() == ["max", "0"]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    assert int((pids / "pids.current").read_text()) <= FEW
+    before = time.monotonic()
+    await runtime.stop(container, 1)
+    assert time.monotonic() - before < 15
+    assert (await runtime.status(container)).state == api.CONTAINER_EXITED
+
+
+async def test_a_bomb_of_handles_ends_with_its_container(runtime: RuntimeProcess) -> None:
+    limited = windows(memory_limit_in_bytes=MEMORY, cpu_count=1)
+    container = await runtime.begin(await runtime.run_pod(), "handles", windows=limited)
+    await asyncio.sleep(3)
+    assert in_group(runtime, container, "memory", "memory.usage_in_bytes") <= MEMORY
+    await runtime.stop(container)
+    assert (await runtime.status(container)).state == api.CONTAINER_EXITED
+
+
+async def test_who_takes_all_memory_is_killed_and_it_is_said_why(runtime: RuntimeProcess) -> None:
+    limited = windows(memory_limit_in_bytes=MEMORY)
+    container = await runtime.begin(await runtime.run_pod(), "memory", windows=limited)
+    seen = await runtime.until_exited(container)
+    assert seen.reason == "OOMKilled"
+    assert seen.exit_code == 137
+    assert "memory limit" in seen.message
+
+
+async def test_who_fills_the_disk_fills_its_own(runtime: RuntimeProcess) -> None:
+    limited = windows(rootfs_size_in_bytes=64 << 20)
+    container = await runtime.begin(await runtime.run_pod(), "disk", windows=limited)
+    seen = await runtime.until_exited(container)
+    assert seen.exit_code == 0
+    error, written = re.findall(r"error (\d+) after (\d+) MiB", runtime.said())[0]
+    assert int(error) == DISK_FULL
+    assert 32 <= int(written) < 64
+    image = runtime.folder_of(container) / "shell/disk.img"
+    assert image.stat().st_blocks * 512 <= 64 << 20
+
+
+async def test_who_floods_the_log_is_written_down_and_slowed_down(runtime: RuntimeProcess) -> None:
+    limited = windows(cpu_count=1)
+    container = await runtime.begin(await runtime.run_pod(), "flood", windows=limited)
+    log = runtime.folder / "logs/app.log"
+    for number in range(3):
+        await until_size(log, 4 << 20)
+        log.rename(log.with_suffix(f".{number}"))
+        await runtime.call(api.ReopenContainerLogRequest(container_id=container))
+    await until_size(log, 1 << 20)
+    for name in ("conmon.pid", "program.pid"):
+        assert resident_kilobytes(runtime.folder_of(container) / name) < 16 << 10
+    assert in_group(runtime, container, "memory", "memory.usage_in_bytes") < 512 << 20
+    await runtime.stop(container, 1)
+    files = [log.with_suffix(f".{number}") for number in range(3)]
+    for one, following in zip(files, [*files[1:], log], strict=True):
+        end, start = one.read_bytes()[-200:], following.read_bytes()[:200]
+        assert end.endswith(b"\n")
+        assert re.match(rb"\d{4}-\d\d-\d\dT\S+ stdout [FP] ", start)
+
+
+def resident_kilobytes(file: Path) -> int:
+    """Of the process whose number is in a file."""
+    status = Path(f"/proc/{file.read_text()}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+async def until_size(file: Path, size: int) -> None:
+    deadline = time.monotonic() + 60
+    while size_of(file) < size:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_who_is_deaf_to_the_stop_has_its_grace_period_and_no_more(
+    runtime: RuntimeProcess,
+) -> None:
+    container = await runtime.begin(await runtime.run_pod(), "deaf")
+    await runtime.until_said("deaf\n")
+    before = time.monotonic()
+    await runtime.stop(container, 2)
+    assert 2 <= time.monotonic() - before < 15
+    assert "event 6\n" in runtime.said()
+    seen = await runtime.status(container)
+    assert (seen.state, seen.exit_code & 0xFFFFFFFF) == (api.CONTAINER_EXITED, KILLED)
+
+
+async def test_who_leaves_grandchildren_behind_has_ended_all_the_same(
+    runtime: RuntimeProcess,
+) -> None:
+    container = await runtime.begin(await runtime.run_pod(), "leaves")
+    seen = await runtime.until_exited(container, seconds=20)
+    assert seen.exit_code == 0
+    assert "leaves\n" in runtime.said()
+    own = [text for text in runtime.processes() if container in text]
+    assert own == []
