@@ -84,7 +84,7 @@ class RuntimeProcess:
     def pack(self) -> None:
         content = self.folder / "content"
         content.mkdir()
-        (content / PROGRAM).hardlink_to(c_program("hostile"))
+        shutil.copy(c_program("hostile"), content / PROGRAM)
         arguments = ["image", "pack", str(content), "-t", f"oci:{self.folder}/images:app"]
         arguments += ["--os-version", "2022"]
         app(arguments, standalone_mode=False)

@@ -195,7 +195,8 @@ class Containers:
         except (WinpodError, OSError) as error:
             self._ended(container, Exit(_START_FAILED, time.time_ns(), "StartError", str(error)))
             raise
-        self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
+        started = max(time.time_ns(), container.created_at)
+        self._state.save(container, phase=Phase.RUNNING, started_at=started)
         self._changed(container.id, api.CONTAINER_STARTED_EVENT, sandbox)
         self._watch(container)
 
@@ -214,7 +215,7 @@ class Containers:
         self._state.note(
             container,
             phase=Phase.EXITED,
-            finished_at=end.finished_at,
+            finished_at=max(end.finished_at, container.started_at),
             exit_code=end.code,
             reason=end.reason or ("Completed" if end.code == 0 else "Error"),
             message=end.message,

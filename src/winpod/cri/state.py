@@ -118,6 +118,9 @@ class State:
             self._prepare(file)
             self.sandboxes: dict[str, Sandbox] = {r.id: r for r in self._read(Sandbox)}
             self.containers: dict[str, Container] = {r.id: r for r in self._read(Container)}
+        except sqlite3.OperationalError as error:
+            self._database.close()
+            raise StateUnwritable(file, error) from error
         except sqlite3.DatabaseError as error:
             self._database.close()
             raise InvalidInput(
