@@ -70,9 +70,9 @@ class SmallNode:
     said: Recorder = field(default_factory=Recorder)
 
     @asynccontextmanager
-    async def engine(self, client: Client, pace: Pace = QUICK) -> AsyncIterator[Engine]:
+    async def engine(self, client: Client, **more: Any) -> AsyncIterator[Engine]:
         volumes = Volumes(self.objects, self.facts)
-        engine = Engine(client, self.facts, self.objects, self.said, volumes, pace=pace)
+        engine = Engine(client, self.facts, self.objects, self.said, volumes, pace=QUICK, **more)
         await engine.start()
         try:
             yield engine

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.node.small_node import SmallNode, pod_of, pulled, small_node
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.engine import Engine
+from winpod.node.eviction import Thresholds
 from winpod.node.pods import with_fields
 
 UID = "uid-web"
@@ -201,7 +203,7 @@ async def test_probes_make_ready_and_end_what_no_longer_lives(
         "Container app failed liveness probe, will be restarted",
         "app",
     ) in (node.said.events)
-    assert not is_ready(node.said.last("uid-deaf"))
+    assert not any(is_ready(status) for status in node.said.statuses["uid-deaf"])
     assert node.said.last("uid-deaf").phase == "Running"
     unhealthy = [e for e in node.said.events if e[:2] == ("uid-deaf", "Unhealthy")]
     assert unhealthy[0][2].startswith("Readiness probe failed: simulated: simulate 1")
@@ -408,3 +410,53 @@ async def test_resources_change_in_place_when_there_is_room(
     engine.set(sized("40"))
     await node.until(lambda: any(c.reason == "Infeasible" for c in node.said.last(UID).conditions))
     assert container(node.said.last(UID)).allocatedResources == {"cpu": "2"}
+
+
+async def test_a_node_that_runs_short_evicts_pods_until_it_no_longer_does(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
+    mib = 1024**2
+    node.facts = replace(node.facts, memory_bytes=1000 * mib)
+    thresholds = Thresholds(memory_bytes=950 * mib, node_disk=0, image_disk=0)
+    async with node.engine(client, thresholds=thresholds) as engine:
+        engine.set(
+            pod_of(image, "one", with_each=[{"resources": {"requests": {"memory": "40Mi"}}}])
+        )
+        await node.until(lambda: node.said.last("uid-one").phase == "Running")
+        engine.set(pod_of(image, "two"))
+        await node.until(lambda: node.said.last("uid-two").phase == "Failed")
+        status = node.said.last("uid-two")
+        assert status.reason == "Evicted"
+        assert "Container app was using 32Mi, request is 0" in status.message
+        assert any(c.type == "DisruptionTarget" for c in status.conditions)
+        assert engine.pressures() == {"MemoryPressure"}
+        engine.set(pod_of(image, "three"))
+        await node.until(lambda: node.said.last("uid-three").phase == "Failed")
+        assert "The node had condition: [MemoryPressure]" in node.said.last("uid-three").message
+        assert node.said.last("uid-one").phase == "Running"
+
+
+async def test_an_empty_directory_that_is_too_full_ends_its_pod(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
+    scratch = [{"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}}]
+    thresholds = Thresholds(memory_bytes=0, node_disk=0, image_disk=0)
+    async with node.engine(client, thresholds=thresholds) as engine:
+        engine.set(pod_of(image, volumes=scratch))
+        await node.until(lambda: is_ready(node.said.last(UID)))
+        file = node.facts.root / "pods" / UID / "volumes/scratch/large"
+        await asyncio.to_thread(file.write_bytes, b"x" * (2 << 20))
+        await node.until(lambda: node.said.last(UID).phase == "Failed")
+        assert node.said.last(UID).reason == "Evicted"
+
+
+async def test_a_hundred_pods_run_beside_each_other(
+    node: SmallNode, client: Client, engine: Engine, image: str
+) -> None:
+    names = [f"p{n}" for n in range(100)]
+    for name in names:
+        engine.set(pod_of(image, name))
+    await node.until(lambda: all(is_ready(node.said.last(f"uid-{name}")) for name in names))
+    assert await listed(client) == (100, 100)
