@@ -157,7 +157,7 @@ class Engine:
 
     def _found(self, worker: Worker) -> PodFound:
         status = worker.status or worker.pod.status
-        return PodFound(worker.pod, status, self._view.seen(worker.uid))
+        return PodFound(worker.pod, status, self._view.seen(worker.uid), worker.probed)
 
     def _look_after(self, pod: v1.Pod) -> Worker:
         worker = Worker(pod, self._means, self._neighbours)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -28,10 +28,11 @@ from winpod.node.ending import (
     remove_sandboxes,
     stop_sandboxes,
 )
+from winpod.node.health import Result
 from winpod.node.means import Means
 from winpod.node.phase import Told
 from winpod.node.pods import ENDED, grace_seconds, is_deleted, show, uid_of
-from winpod.node.probes import Probes
+from winpod.node.probes import Kind, Probes
 from winpod.node.requests import container_resources, spec_of
 from winpod.node.resize import allocate, as_given
 from winpod.node.seen import ContainerSeen, PodSeen
@@ -99,6 +100,11 @@ class Worker:
     @property
     def waits_for_room(self) -> bool:
         return "PodResizePending" in self._conditions
+
+    @property
+    def probed(self) -> Mapping[tuple[str, Kind, Result], int]:
+        """How many answers of each kind the probes have had."""
+        return self._probes.answers
 
     def wake(self) -> None:
         self._wake.set()
@@ -173,7 +179,6 @@ class Worker:
             await self._end()
             return
         if not self._is_over:
-            self._probes.follow(self.given, seen, self.status or self.pod.status)
             await self._report()
             self._is_over = bool(self.status and self.status.phase in ENDED)
         if self._is_over:
@@ -249,8 +254,11 @@ class Worker:
             self._conditions.pop(kind, None)
 
     async def _report(self) -> None:
+        """Containers that run are asked how they are from now on, and are not ready before."""
         if self._is_removed:
             return
+        if not self._is_over and not self._ending.is_set():
+            self._probes.follow(self.given, self._seen(), self.status or self.pod.status)
         known = Known(
             start_time=self._start_time,
             waiting=self._starts.waiting,
