@@ -5,6 +5,7 @@ so it proves behaviour, not the format.
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -37,11 +38,20 @@ class StandInClient:
 
     @classmethod
     async def connect(
-        cls, url: str, protocols: str | None = V4, *, upgrade: str = "SPDY/3.1"
+        cls,
+        url: str,
+        protocols: str | None = V4,
+        *,
+        upgrade: str = "SPDY/3.1",
+        trust: ssl.SSLContext | None = None,
     ) -> Self:
         where = URL(url)
-        reader, writer = await asyncio.open_connection(where.host, where.port)
-        lines = [f"POST {where.path} HTTP/1.1", f"Host: {where.authority}", "Content-Length: 0"]
+        reader, writer = await asyncio.open_connection(where.host, where.port, ssl=trust)
+        lines = [
+            f"POST {where.raw_path_qs} HTTP/1.1",
+            f"Host: {where.authority}",
+            "Content-Length: 0",
+        ]
         if upgrade:
             lines += ["Connection: Upgrade", f"Upgrade: {upgrade}"]
         if protocols is not None:
@@ -113,9 +123,9 @@ class StandInClient:
 
 @asynccontextmanager
 async def exec_client(
-    url: str, *streams: str, protocol: str = V4
+    url: str, *streams: str, protocol: str = V4, trust: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[StandInClient, dict[str, int]]]:
     """A client with the named streams open, and their numbers."""
-    async with await StandInClient.connect(url, protocol) as client:
+    async with await StandInClient.connect(url, protocol, trust=trust) as client:
         ids = {name: await client.open(streamtype=name) for name in ("error", *streams)}
         yield client, ids
