@@ -164,6 +164,23 @@ def read_manifests(sources: Iterable[str]) -> Manifests:
     return found
 
 
+def read_objects(sources: Iterable[str]) -> Iterator[tuple[Origin, Any]]:
+    """Every object of the files, those of lists too, and where it stands."""
+    for source in sources:
+        for document, obj, is_listed in _documents(source):
+            if obj is not None and (is_listed or isinstance(obj, dict)):
+                yield from _flattened(Origin(document), obj)
+
+
+def _flattened(origin: Origin, obj: Any) -> Iterator[tuple[Origin, Any]]:
+    items = obj.get("items") if isinstance(obj, dict) else None
+    if isinstance(items, list) and str(obj.get("kind", "")).endswith("List"):
+        for index, item in enumerate(items):
+            yield from _flattened(Origin(origin.document, (*origin.path, "items", index)), item)
+    else:
+        yield origin, obj
+
+
 def _documents(source: str) -> Iterator[tuple[Document, Any, bool]]:
     if source == STDIN:
         content = sys.stdin.buffer.read() if sys.stdin else b""

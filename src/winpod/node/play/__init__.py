@@ -1,0 +1,1 @@
+"""Manifests run on this machine: the objects, what they ask for, and the nodes that run it."""

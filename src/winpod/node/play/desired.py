@@ -1,0 +1,162 @@
+"""What files ask for, written down: made, changed, unchanged, or removed, in kubectl's words."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from winpod.node.play.objects import Document, Key, key_of
+from winpod.node.play.pods import Pods
+from winpod.node.play.records import Kept, Records
+from winpod.node.play.services import complete
+from winpod.node.pods import is_deleted
+from winpod.windows.errors import InvalidInput
+
+CLAIM, VOLUME = "PersistentVolumeClaim", "PersistentVolume"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    key: Key
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.what}"
+
+
+class Desired:
+    def __init__(self, records: Records, pods: Pods, root: Path) -> None:
+        self._records = records
+        self._pods = pods
+        self._volumes = root / "play/volumes"
+
+    def write(self, document: Document) -> Change:
+        key = key_of(document)
+        before = self._records.get(key)
+        if before and before.applied == document:
+            return Change(key, "unchanged")
+        if key.kind == "Pod":
+            return self._write_pod(key, before, document)
+        self._records.put(key, Kept(self.made(document, before), document))
+        if key.kind == CLAIM:
+            self._bind(key)
+        return Change(key, "configured" if before else "created")
+
+    def made(self, document: Document, before: Kept | None = None) -> Document:
+        """The object with what a cluster fills in."""
+        made = copy.deepcopy(document)
+        old = before.document if before else {"metadata": {}, "spec": {}}
+        made["metadata"] = {
+            **made["metadata"],
+            "uid": old["metadata"].get("uid") or str(uuid4()),
+            "creationTimestamp": old["metadata"].get("creationTimestamp") or _now(),
+            "generation": old["metadata"].get("generation", 0) + 1,
+        }
+        if made["kind"] == "Service":
+            key = key_of(made)
+            others = [d for d in self._records.of_kind("Service") if key_of(d) != key]
+            complete(made, before.document if before else None, others)
+        if made["kind"] == CLAIM and (volume := old["spec"].get("volumeName")):
+            made["spec"]["volumeName"] = volume
+        return made
+
+    def _write_pod(self, key: Key, before: Kept | None, document: Document) -> Change:
+        """Only images, labels and annotations of a pod can be changed; with anything else it is
+        ended, and made anew when it is gone."""
+        if before is None:
+            self._pods.add(self.made(document), document)
+            return Change(key, "created")
+        if before.document["metadata"].get("ownerReferences"):
+            raise InvalidInput(
+                f"{key} is there already, and belongs to a workload.", "Give it another name."
+            )
+        pod = self._pods.get(before.document["metadata"]["uid"])
+        if pod and not is_deleted(pod) and _differs_in_images(before.applied, document):
+            self._pods.change(pod, document)
+            return Change(key, "configured")
+        self._records.put(key, Kept(before.document, document))
+        if pod:
+            self._pods.end(pod)
+        return Change(key, "replaced")
+
+    def add_claim(self, document: Document) -> None:
+        """One that a workload needs; where it is there already, it is the same one."""
+        key = key_of(document)
+        if self._records.get(key) is None:
+            self._records.put(key, Kept(self.made(document)))
+            self._bind(key)
+
+    def delete(self, key: Key) -> Change | None:
+        kept = self._records.get(key)
+        if kept is None:
+            return None
+        if key.kind == "Pod":
+            self._records.put(key, Kept(kept.document))
+            if pod := self._pods.get(kept.document["metadata"]["uid"]):
+                self._pods.end(pod)
+            return Change(key, "deleted")
+        self._records.remove(key)
+        if key.kind == CLAIM:
+            volume = kept.document["spec"].get("volumeName", "")
+            self._records.remove(Key(VOLUME, "", volume))
+            shutil.rmtree(self._place(key), ignore_errors=True)
+        return Change(key, "deleted")
+
+    def everything(self, *, volumes: bool) -> list[Key]:
+        """All that files have asked for, the last first; claims are kept unless asked for."""
+        asked = [key for key in reversed(self._records.applied()) if key.kind != CLAIM]
+        claims = [key_of(document) for document in self._records.of_kind(CLAIM)]
+        return [*asked, *(claims if volumes else ())]
+
+    def _place(self, key: Key) -> Path:
+        return self._volumes / f"{key.namespace}_{key.name}"
+
+    def _bind(self, key: Key) -> None:
+        """A claim gets a directory of this machine, which is there for as long as the claim is."""
+        kept = self._records.get(key)
+        if kept is None or kept.document["spec"].get("volumeName"):
+            return
+        uid, spec = kept.document["metadata"]["uid"], kept.document["spec"]
+        place, name = self._place(key), f"pvc-{uid}"
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o777)
+        volume: Document = {
+            "apiVersion": "v1",
+            "kind": VOLUME,
+            "metadata": {"name": name, "uid": str(uuid4())},
+            "spec": {
+                "capacity": (spec.get("resources") or {}).get("requests") or {},
+                "accessModes": spec.get("accessModes") or [],
+                "claimRef": {"namespace": key.namespace, "name": key.name, "uid": uid},
+                "hostPath": {"path": str(place), "type": "DirectoryOrCreate"},
+            },
+        }
+        self._records.put(Key(VOLUME, "", name), Kept(volume))
+        bound = {**kept.document, "spec": {**spec, "volumeName": name}}
+        self._records.put(key, Kept({**bound, "status": {"phase": "Bound"}}, kept.applied))
+
+
+def _differs_in_images(one: Document | None, other: Document) -> bool:
+    """Whether nothing but what may be changed in a pod is different."""
+    return one is not None and _fixed(one) == _fixed(other)
+
+
+def _fixed(pod: Document) -> Document:
+    spec: Document = copy.deepcopy(pod["spec"])
+    for container in _containers(spec):
+        container.pop("image", None)
+    return spec
+
+
+def _containers(spec: Document) -> Iterable[Document]:
+    yield from spec.get("initContainers") or ()
+    yield from spec["containers"]
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

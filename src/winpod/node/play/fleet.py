@@ -1,0 +1,92 @@
+"""The nodes that run: started when they are asked for, stopped when nobody needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.config import Config
+from winpod.cri.local import Place
+from winpod.cri.settings import Compute
+from winpod.node.facts import NodeFacts
+from winpod.node.play.nodes import PlayNode, facts_of, nodes_directory
+from winpod.node.play.objects import Document
+from winpod.node.play.pods import Pods
+from winpod.node.play.services import DNS_ADDRESS
+from winpod.node.play.source import typed
+from winpod.node.requests import spec_of
+from winpod.node.sources import Objects, Reporter
+from winpod.windows.errors import InvalidInput
+
+
+class Fleet:
+    def __init__(self, root: Path, config: Config, objects: Objects, reporter: Reporter) -> None:
+        self._root = root
+        self._config = config
+        self._objects = objects
+        self._reporter = reporter
+        self._simulated = config.runtime.compute is Compute.SIMULATED
+        self.nodes: dict[str, PlayNode] = {}
+
+    def running(self) -> list[NodeFacts]:
+        return [node.facts for node in self.nodes.values()]
+
+    def node_of(self, pod: v1.Pod) -> PlayNode | None:
+        return self.nodes.get(spec_of(pod).nodeName or "")
+
+    def give(self, pod: v1.Pod) -> bool:
+        node = self.node_of(pod)
+        if node is None:
+            return False
+        node.engine.set(typed(v1.Pod, pod.to_dict()))
+        return True
+
+    def facts(self, documents: Iterable[Document]) -> list[NodeFacts]:
+        """Of the nodes among these; each has an equal part of the machine."""
+        named = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Node"}
+        dns = "" if self._simulated else DNS_ADDRESS
+        return [
+            facts_of(document, self._root, len(named), dns=dns, simulated=self._simulated)
+            for document in named.values()
+        ]
+
+    async def settle(self, documents: Sequence[Document], pods: Pods) -> list[PlayNode]:
+        """Those that need their pods: they are new, or began anew."""
+        wanted = {facts.name: facts for facts in self.facts(documents)}
+        for name in [name for name in self.nodes if name not in wanted and not pods.on(name)]:
+            await self.nodes.pop(name).stop()
+        fresh = []
+        for name, facts in wanted.items():
+            if (node := self.nodes.get(name)) is None:
+                node = PlayNode(facts, self._place(facts), self._objects, self._reporter)
+                await node.start()
+                self.nodes[name] = node
+            elif node.facts.build.base != facts.build.base:
+                raise InvalidInput(
+                    f"The node {name} is {node.facts.build.describe()}, and runs.",
+                    "Give the other one another name, as in --node 2019:other.",
+                )
+            elif not await node.become(facts):
+                continue
+            fresh.append(node)
+        return fresh
+
+    async def stop(self) -> None:
+        for node in self.nodes.values():
+            await node.stop()
+
+    def _place(self, facts: NodeFacts) -> Place:
+        config, root = self._config, nodes_directory(self._root) / facts.name
+        settings = replace(config.runtime, socket=root / "runtime/run.sock", tcp="")
+        return Place(
+            root,
+            facts.build,
+            config.images,
+            config.handlers,
+            config.network,
+            settings,
+            shared=self._root,
+        )

@@ -1,0 +1,369 @@
+"""All that is played: what the manifests ask for is made so, and kept so, again and again.
+
+Objects are written down first; then a round looks at all of them and does what is missing: pods of
+workloads made and ended, pods placed, services led to them. A round that is cut short is made up
+for by the next one, also of the next process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.config import Config
+from winpod.cri.settings import Compute
+from winpod.node.play import controllers, placing
+from winpod.node.play.desired import Change, Desired
+from winpod.node.play.events import Events
+from winpod.node.play.fleet import Fleet
+from winpod.node.play.images import Lookups
+from winpod.node.play.nodes import node_document
+from winpod.node.play.objects import Document, Key, in_order, key_of, template_of
+from winpod.node.play.pods import Pods, images_of
+from winpod.node.play.publishing import Publishing, parse_publication
+from winpod.node.play.records import Kept, Records
+from winpod.node.play.source import PlayObjects, typed
+from winpod.node.play.templates import Steps, has_ended, name_of, owner_of, soonest
+from winpod.node.pods import is_deleted, uid_of
+from winpod.node.requests import metadata_of, spec_of
+from winpod.node.sources import Kind
+from winpod.windows.errors import InvalidInput, WinpodError
+from winpod.windows.objects import RuntimeClass
+
+_log = logging.getLogger(__name__)
+_WAITING_SECONDS, _LONGEST_SECONDS = 30.0, 3600.0
+_KEPT = ("PersistentVolumeClaim", "PersistentVolume")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one `winpod play` asks for; `local` are images that were taken from layouts."""
+
+    documents: Sequence[Document]
+    nodes: Sequence[Document] = ()
+    layouts: Sequence[str] = ()
+    publish: Sequence[str] = ()
+    local: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """An image that a pod will need, for the handler and the build of its node."""
+
+    image: str
+    handler: str
+    build: str
+
+
+class World:
+    def __init__(self, root: Path, config: Config) -> None:
+        self.root = root
+        self._handlers = config.handlers
+        simulated = config.runtime.compute is Compute.SIMULATED
+        self.records = Records(root / "play/records.db")
+        self.events = Events(self.records)
+        self.objects = PlayObjects(self.records, root)
+        self.publishing = Publishing(serves=not simulated)
+        self.fleet = Fleet(root, config, self.objects, self)
+        self._dirty = asyncio.Event()
+        self.pods = Pods(self.records, self.fleet.give, self._dirty.set)
+        self.desired = Desired(self.records, self.pods, root)
+        self._images = Lookups()
+        self.statuses: dict[Key, dict[str, Any]] = {}
+        self._again_at: datetime | None = None
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._settle_nodes()
+        self._dirty.set()
+        self._task = asyncio.create_task(self._rounds())
+
+    async def stop(self) -> None:
+        """Pods go on."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.publishing.stop()
+        await self.fleet.stop()
+        self.records.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing runs, and nothing is asked for but what is kept for another time."""
+        return not self.pods.all() and all(key.kind in _KEPT for key in self.records.keys())  # noqa: SIM118
+
+    async def apply(self, asked: Asked) -> tuple[list[Change], list[str]]:
+        for text in asked.publish:
+            parse_publication(text)
+        async with self._turn:
+            self._remember(asked)
+            nodes, notes = await self._nodes_for(asked)
+            documents = in_order([*nodes, *asked.documents])
+            changes = [self.desired.write(document) for document in documents]
+            await self._settle_nodes()
+            await self._refresh_volumes(changes)
+        self._dirty.set()
+        return changes, notes
+
+    async def pulls(self, asked: Asked) -> list[Pull]:
+        """The images that pods of these objects will need, as far as can be told beforehand."""
+        async with self._turn:
+            self._remember(asked)
+            nodes, _ = await self._nodes_for(asked)
+            facts = self.fleet.facts([*self.records.of_kind("Node"), *nodes, *asked.documents])
+            found: dict[Pull, None] = {}
+            for document in asked.documents:
+                if template := template_of(document):
+                    pod = _pod_of(template)
+                    choice = await self._choose(pod, (), facts, asked.documents)
+                    build = next((str(f.build) for f in facts if f.name == choice.node), "")
+                    if build:
+                        found |= {Pull(i, choice.handler, build): None for i in images_of(pod)}
+            return list(found)
+
+    async def delete(self, keys: Iterable[Key], *, volumes: bool) -> list[Change]:
+        async with self._turn:
+            wanted = [key for key in keys if volumes or key.kind not in _KEPT]
+            changes = [change for key in wanted if (change := self.desired.delete(key))]
+        self._dirty.set()
+        return changes
+
+    def _remember(self, asked: Asked) -> None:
+        """For pods that are made later on."""
+        for name, values in (
+            ("layouts", asked.layouts),
+            ("publish", asked.publish),
+            ("local images", asked.local),
+        ):
+            before = self.records.setting(name)
+            if new := [value for value in values if value not in before]:
+                self.records.set(name, [*before, *new])
+                self._images.forget()
+
+    async def _nodes_for(self, asked: Asked) -> tuple[list[Document], list[str]]:
+        """Those that were asked for; where there are none at all, one that fits best."""
+        nodes = list(asked.nodes)
+        there = [d for d in asked.documents if d["kind"] == "Node"]
+        templates = [t for d in asked.documents if (t := template_of(d))]
+        if nodes or there or self.records.of_kind("Node") or not templates:
+            return nodes, []
+        images = [await self._look_up(_pod_of(template)) for template in templates]
+        pairs = list(zip(templates, images, strict=True))
+        classes = self._classes(asked.documents)
+        build, good, count = placing.best_build(pairs, classes, self._handlers)
+        short = build.release.short_name if build.release else str(build.number)
+        fitting = "all pods" if good == count else f"the pods of {good} of {count} objects"
+        note = f"one node, {build.describe()}, fits {fitting}; --node chooses others"
+        return [node_document(build, f"win-{short}")], [note]
+
+    async def _settle_nodes(self) -> None:
+        """Those that are asked for run, each with its part of the machine."""
+        wanted = self.records.of_kind("Node")
+        if wanted:
+            await self.publishing.start()
+        for node in await self.fleet.settle(wanted, self.pods):
+            await node.engine.replace(self.pods.on(node.facts.name))
+
+    async def _refresh_volumes(self, changes: Iterable[Change]) -> None:
+        """What is mounted of a config map or secret that has changed is new at once."""
+        kinds = ("ConfigMap", "Secret")
+        changed = [c.key for c in changes if c.what == "configured" and c.key.kind in kinds]
+        namespaces = {key.namespace for key in changed}
+        for pod in self.pods.all():
+            node = self.fleet.node_of(pod)
+            if node and metadata_of(pod).namespace in namespaces and not has_ended(pod):
+                try:
+                    await node.volumes.refresh(pod)
+                except WinpodError as error:
+                    _log.info("volumes of %s stay as they are: %s", name_of(pod), error)
+
+    async def _rounds(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._patience()):
+                    await self._dirty.wait()
+            except TimeoutError:
+                pass
+            self._dirty.clear()
+            try:
+                async with self._turn:
+                    await self._round()
+            except Exception:
+                _log.exception("a round was cut short")
+                await asyncio.sleep(1)
+                self._dirty.set()
+
+    def _patience(self) -> float:
+        waiting = any(not choice.node for choice in self.pods.choices.values())
+        longest = _WAITING_SECONDS if waiting else _LONGEST_SECONDS
+        if self._again_at is None:
+            return longest
+        return min(longest, max((self._again_at - _now()).total_seconds(), 0.05))
+
+    async def _round(self) -> None:
+        self._again_at = None
+        self._end_orphans()
+        for kind in controllers.KINDS:
+            for document in self.records.of_kind(kind):
+                await self._step(document)
+        for document in list(self.pods.replaced()):
+            self.pods.add(self.desired.made(document), document)
+        for pod in self.pods.all():
+            if not is_deleted(pod) and not has_ended(pod):
+                await self._place(pod)
+        await self.publishing.update(
+            [typed(v1.Service, document) for document in self.records.of_kind("Service")],
+            self.pods.all(),
+            self.records.setting("publish"),
+        )
+
+    def _end_orphans(self) -> None:
+        """Pods and jobs whose owner is not there any more."""
+        owners = self.records.uids()
+        for document in self.records.of_kind("Job"):
+            references = document["metadata"].get("ownerReferences") or ()
+            if any(reference["uid"] not in owners for reference in references):
+                self.records.remove(key_of(document))
+        owners = self.records.uids()
+        for pod in self.pods.all():
+            owner = owner_of(pod)
+            if owner and owner.uid not in owners:
+                self.pods.end(pod)
+
+    async def _step(self, document: Document) -> None:
+        key, uid = key_of(document), document["metadata"]["uid"]
+        around = controllers.Around(
+            now=_now(),
+            taken=[name_of(pod) for pod in self.pods.all()],
+            nodes=await self._daemon_nodes(document) if key.kind == "DaemonSet" else (),
+            jobs=[job for job in self.records.of_kind("Job") if _is_owned(job, uid)],
+            statuses={k.name: s for k, s in self.statuses.items() if k.kind == "Job"},
+            status=self.statuses.get(key) or document.get("status") or {},
+        )
+        try:
+            steps = controllers.next_for(document, self.pods.of_owner(uid), around)
+        except InvalidInput as error:
+            self.events.tell(key, "Warning", "Invalid", str(error))
+            return
+        self._take(key, document, steps)
+
+    async def _daemon_nodes(self, document: Document) -> list[str]:
+        template = template_of(document) or {}
+        images = await self._look_up(_pod_of(template))
+        facts = self.fleet.running()
+        return placing.nodes_for(template, facts, self._classes(), images, self._handlers)
+
+    def _take(self, key: Key, document: Document, steps: Steps) -> None:
+        self.statuses[key] = dict(steps.status or {})
+        if key.kind == "CronJob" and document.get("status") != steps.status:
+            kept = self.records.get(key)
+            status = {"status": dict(steps.status or {})}
+            self.records.put(key, Kept({**document, **status}, kept.applied if kept else None))
+        self._again_at = soonest(self._again_at, steps.again_at)
+        for claim in steps.claims:
+            self.desired.add_claim(claim.to_dict())
+        for name in steps.remove_jobs:
+            self.records.remove(Key("Job", key.namespace, name))
+            self._dirty.set()
+        for job in steps.jobs:
+            made = self.desired.made(job.to_dict())
+            self.records.put(key_of(made), Kept(made))
+            self.events.tell(key, "Normal", "SuccessfulCreate", f"Created job {name_of(job)}")
+        for pod in steps.delete:
+            if not is_deleted(pod):
+                text = f"Deleted pod: {name_of(pod)}"
+                self.events.tell(key, "Normal", "SuccessfulDelete", text)
+                self.pods.end(pod)
+        for pod in steps.create:
+            text = f"Created pod: {name_of(pod)}"
+            self.events.tell(key, "Normal", "SuccessfulCreate", text)
+            self.pods.add(self.desired.made(pod.to_dict()), None)
+
+    async def _place(self, pod: v1.Pod) -> None:
+        uid, node = uid_of(pod), spec_of(pod).nodeName or ""
+        before = self.pods.choices.get(uid)
+        if node and before:
+            return
+        facts = self.fleet.running()
+        others = () if node else [other for other in self.pods.all() if other is not pod]
+        choice = await self._choose(pod, others, facts)
+        if node:
+            choice = placing.Choice(node, choice.handler, choice.why)
+            if self.fleet.node_of(pod):
+                self.pods.place(pod, choice)
+        elif choice != before:
+            self.pods.place(pod, choice)
+            self._tell_where(pod, choice, len(facts))
+
+    def _tell_where(self, pod: v1.Pod, choice: placing.Choice, count: int) -> None:
+        key = Key("Pod", metadata_of(pod).namespace or "", name_of(pod))
+        if choice.node:
+            text = f"Successfully assigned {key.namespace}/{key.name} to {choice.node}"
+            self.events.tell(key, "Normal", "Scheduled", text)
+            return
+        reasons = "; ".join(choice.lines) or "there is none"
+        message = f"0/{count} nodes are available: {reasons}."
+        message += f" Advice: {'; '.join(choice.advice)}." if choice.advice else ""
+        condition = v1.PodCondition(
+            type="PodScheduled",
+            status="False",
+            reason="Unschedulable",
+            message=message,
+            lastTransitionTime=_now(),
+        )
+        self.pods.tell(uid_of(pod), v1.PodStatus(phase="Pending", conditions=[condition]))
+        self.events.tell(key, "Warning", "FailedScheduling", message)
+
+    async def _choose(
+        self,
+        pod: v1.Pod,
+        others: Iterable[v1.Pod],
+        facts: Sequence[Any],
+        documents: Iterable[Document] = (),
+    ) -> placing.Choice:
+        images = await self._look_up(pod)
+        return placing.place(pod, others, facts, self._classes(documents), images, self._handlers)
+
+    async def _look_up(self, pod: v1.Pod) -> placing.Images:
+        texts = images_of(pod)
+        layouts = [Path(text) for text in self.records.setting("layouts")]
+        await self._images.look_up(texts, layouts)
+        return self._images.known(texts)
+
+    def _classes(self, documents: Iterable[Document] = ()) -> list[RuntimeClass]:
+        new = [d for d in documents if d["kind"] == "RuntimeClass"]
+        written = {key_of(d): d for d in (*self.records.of_kind("RuntimeClass"), *new)}
+        return [RuntimeClass.from_object(document) for document in written.values()]
+
+    async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
+        self.pods.tell(uid_of(pod), status)
+
+    async def event(
+        self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""
+    ) -> None:
+        key = Key("Pod", metadata_of(pod).namespace or "", name_of(pod))
+        self.events.tell(key, kind, reason, message, container)
+
+    async def gone(self, pod: v1.Pod) -> None:
+        self.pods.forget(uid_of(pod))
+
+
+def _pod_of(template: Document) -> v1.Pod:
+    metadata = {"name": "x", **(template.get("metadata") or {})}
+    return typed(v1.Pod, {"metadata": metadata, "spec": template["spec"]})
+
+
+def _is_owned(document: Document, uid: str) -> bool:
+    return any(r["uid"] == uid for r in document["metadata"].get("ownerReferences") or ())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
