@@ -33,7 +33,8 @@ class Disk:
 
 
 def disk_of(folder: Path) -> Disk:
-    found = os.statvfs(folder)
+    """The one that a directory is on, or will be."""
+    found = os.statvfs(next(place for place in (folder, *folder.parents) if place.exists()))
     return Disk(
         found.f_frsize * found.f_blocks,
         found.f_frsize * found.f_bavail,

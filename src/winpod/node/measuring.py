@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
+from winpod.node.disk_usage import disk_of, measure
 from winpod.node.eviction import ContainerUse, PodUse, Room, Signals
 from winpod.node.means import Means
 from winpod.node.pods import uid_of
 from winpod.node.requests import CONTAINER_NAME, POD_UID, log_folder, spec_of
-
-_MEMINFO = Path("/proc/meminfo")
+from winpod.node.usage import machine_available
 
 
 async def measure_containers(means: Means) -> dict[str, dict[str, ContainerUse]]:
@@ -47,45 +46,24 @@ def _pod_use(pod: v1.Pod, containers: dict[str, ContainerUse], means: Means) -> 
     empty = [volume.name for volume in spec_of(pod).volumes or () if volume.emptyDir]
     return PodUse(
         {
-            name: ContainerUse(use.memory_bytes, use.disk_bytes + size_of(logs / name))
+            name: ContainerUse(use.memory_bytes, use.disk_bytes + measure(logs / name).bytes)
             for name, use in containers.items()
         },
-        {name: size_of(folder / name) for name in empty},
+        {name: measure(folder / name).bytes for name in empty},
     )
-
-
-def size_of(folder: Path) -> int:
-    """The bytes on disk of everything below; what vanishes meanwhile is nothing."""
-    total = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += (Path(place) / name).lstat().st_blocks * 512
-            except OSError:
-                continue
-    return total
 
 
 async def measure_node(used_bytes: int, means: Means) -> Signals:
     """The node's memory is its share of the machine, and no more than the machine has left."""
     capacity = means.facts.memory_bytes
-    memory = Room(min(capacity - used_bytes, machine_memory()), capacity)
+    memory = Room(min(capacity - used_bytes, machine_available()), capacity)
     answer = await means.call("ImageFsInfo", api.ImageFsInfoRequest())
     places = [Path(one.fs_id.mountpoint) for one in answer.image_filesystems[:1]]
     image_disk = room_at(places[0]) if places else Room(0, 0)
     return Signals(memory, room_at(means.facts.root), image_disk)
 
 
-def machine_memory() -> int:
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def room_at(place: Path) -> Room:
     """Of the filesystem that a directory is on, or will be."""
-    while not place.exists():
-        place = place.parent
-    disk = os.statvfs(place)
-    return Room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)
+    disk = disk_of(place)
+    return Room(disk.available_bytes, disk.capacity_bytes)

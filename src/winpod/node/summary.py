@@ -96,7 +96,7 @@ class Summary:
 
     async def _node_disks(self) -> Json:
         facts = self.parts.facts
-        disk = disk_of(_nearest(facts.root))
+        disk = disk_of(facts.root)
         now = datetime.now(UTC)
         answer = await self.parts.client.call("ImageFsInfo", api.ImageFsInfoRequest())
         runtime: Json = {}
@@ -111,7 +111,7 @@ class Summary:
                     listed[0].used_bytes.value,
                     listed[0].inodes_used.value,
                 )
-                runtime[name] = _disk(disk_of(_nearest(place)), used)
+                runtime[name] = _disk(disk_of(place), used)
         used_bytes = disk.capacity_bytes - disk.available_bytes
         all_used = DiskUsed(
             int(now.timestamp() * 1e9), used_bytes, max(0, disk.inodes - disk.inodes_free)
@@ -121,7 +121,7 @@ class Summary:
     async def _pod_with_disks(self, pod: PodUsed) -> Json:
         """Files that the runtime keeps of a container and the node of a pod."""
         told = _pod(pod)
-        disk = disk_of(_nearest(self.parts.facts.root))
+        disk = disk_of(self.parts.facts.root)
         logs = self.parts.facts.log_root / log_folder(pod.found.pod)
         sizes = []
         for container, stats in zip(told["containers"], pod.stats.windows.containers, strict=True):
@@ -243,11 +243,6 @@ def _interface(one: Any) -> Json:
         "txBytes": one.tx_bytes.value,
         "txErrors": one.tx_packets_dropped.value,
     }
-
-
-def _nearest(folder: Path) -> Path:
-    """The directory itself, or what there is of the way to it."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _moment(moment: datetime | None) -> str | None:

@@ -86,6 +86,11 @@ def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def machine_available() -> int:
+    """What programs could get now."""
+    return _memory()["MemAvailable"]
+
+
 def machine_started() -> int:
     """In nanoseconds since 1970."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
