@@ -50,14 +50,16 @@ def remove_group(name: str) -> None:
     """Whatever is there of it, with all that runs in it."""
     folders = (_ROOT / PARENT / name, *_ROOT.glob(f"*/{PARENT}/{name}"))
     deadline = time.monotonic() + _PATIENCE
-    while left := [folder for folder in folders if folder.is_dir()]:
-        for folder in left:
-            _kill_all(folder)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        if time.monotonic() > deadline:
-            return
+    while not all(map(_remove, folders)) and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _remove(folder: Path) -> bool:
+    """Whether it is gone; killed processes leave a group only after a moment."""
+    _kill_all(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.is_dir()
 
 
 def _kill_all(folder: Path) -> None:

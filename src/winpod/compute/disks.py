@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 from winpod.compute.errors import DiskFailed
@@ -33,7 +34,7 @@ def make_disk(folder: Path, size: int, owner: int) -> None:
 
 
 def mount_disk(folder: Path) -> None:
-    options = "loop,nosuid,nodev,noatime"
+    options = "loop,nosuid,nodev,noatime,barrier=0"
     _run("mount", "-o", options, str(folder / "disk.img"), str(folder / "disk"))
 
 
@@ -44,9 +45,13 @@ def write_at_once(folder: Path) -> None:
 
 
 def remove_disk(folder: Path) -> None:
-    """Whatever is there of it."""
+    """Whatever is there of it; the machine gets its room back a moment later."""
+    image = folder / "disk.img"
+    held = os.open(image, os.O_RDONLY | os.O_CLOEXEC) if image.exists() else None
+    image.unlink(missing_ok=True)
     unmount(folder / "disk")
-    (folder / "disk.img").unlink(missing_ok=True)
+    if held is not None:
+        threading.Thread(target=os.close, args=(held,), daemon=True).start()
 
 
 def device_of(folder: Path) -> str:

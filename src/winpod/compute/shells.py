@@ -155,11 +155,15 @@ class Shells:
             raise
 
     async def _boot(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
-        room = await asyncio.to_thread(self._prepare, folder, user, netns, disk_bytes)
-        await self._run(room)
+        room = await asyncio.to_thread(self._prepare, folder, user, netns)
+        disk = asyncio.to_thread(disks.make_disk, folder, disk_bytes, room.first_id)
+        outcomes = await asyncio.gather(self._run(room), disk, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
         return room
 
-    def _prepare(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
+    def _prepare(self, folder: Path, user: User, netns: Path | None) -> Room:
         (folder / "run").mkdir(parents=True)
         first_id = self._claim_range() * IDS if self._with_users else 0
         id_ = f"winpod-{secrets.token_hex(8)}"
@@ -171,7 +175,6 @@ class Shells:
         owner = first_id + user.uid
         for path in (room.prefix, *room.prefix.iterdir()):
             os.chown(path, owner, owner, follow_symlinks=False)
-        disks.make_disk(folder, disk_bytes, first_id)
         shell = Shell(
             id=id_,
             rootfs=self._rootfs,
@@ -226,17 +229,24 @@ class Shells:
         room = Room(folder)
         if id_ := room.id:
             await self.kill(folder)
-            process = await asyncio.create_subprocess_exec(
-                *self._runc("delete", "--force", id_),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            await process.wait()
+            await self._make_runc_forget(room)
             await asyncio.to_thread(cgroups.remove_group, id_)
         await asyncio.to_thread(disks.remove_disk, folder)
         number = room.first_id // IDS
         await asyncio.to_thread(shutil.rmtree, folder)
         self._ranges.discard(number)
+
+    async def _make_runc_forget(self, room: Room) -> None:
+        """One that was whole has nothing left but notes; of another, only runc knows what is."""
+        if _is_there(room.folder / "shell.pid"):
+            await asyncio.to_thread(shutil.rmtree, self._root / "runc" / room.id, True)
+            return
+        process = await asyncio.create_subprocess_exec(
+            *self._runc("delete", "--force", room.id),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        await process.wait()
 
     def _runc(self, *arguments: str) -> list[str]:
         return ["runc", "--root", str(self._root / "runc"), *arguments]
