@@ -1,84 +1,152 @@
-"""The commands for containers, over a simulated runtime that they start themselves."""
+"""Containers from the command line: the real command, a real runtime in the background, and
+containers that are simulated."""
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from tests.cli.winpod import Ran, winpod
 from winpod.cri.serving import read_serving
 
-IMAGE = "registry.example/web:1.0"
-
-
-class Command(Protocol):
-    def __call__(self, *arguments: str) -> Ran: ...
+Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def command(tmp_path: Path, story_images: Path) -> Iterator[Command]:
-    """`winpod` on a machine whose configuration says that it simulates."""
-    file = tmp_path / ".config/winpod/config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text(f'root = "{tmp_path}/root"\n[runtime]\ncompute = "simulated"\n')
-    (tmp_path / "images").symlink_to(story_images)
-
-    def run(*arguments: str) -> Ran:
-        return winpod(*arguments, home=tmp_path, cwd=tmp_path)
-
-    yield run
-    end_runtime(tmp_path / "root")
-
-
-def end_runtime(root: Path) -> None:
-    serving = read_serving(root)
-    if serving is None:
-        return
-    os.kill(serving.process, signal.SIGTERM)
-    while read_serving(root):
-        time.sleep(0.05)
-
-
-def test_a_container_is_run_seen_asked_and_removed(command: Command, tmp_path: Path) -> None:
-    ran = command("run", "-d", "--name", "web", "-e", "A=b", f"oci:images:{IMAGE}")
-    assert (ran.code, ran.err) == (0, "")
-    id_ = ran.out.strip()
-    listed = json.loads(command("ps", "-o", "json").out)
-    assert [(one["id"], one["name"], one["state"]) for one in listed] == [(id_, "web", "running")]
-    assert command("logs", "web").out == "simulated: cmd /c hello.cmd\n"
-    told = command("exec", id_[:10], "cmd", "/c", "ver")
-    assert (told.code, told.out.strip()) == (0, "simulated: cmd /c ver")
-    (inspected,) = json.loads(command("inspect", "web").out)
-    assert inspected["status"]["state"] == "CONTAINER_RUNNING"
-    assert ["A", "b"] in inspected["info"]["info"]["plan"]["env"]
-    assert "web" in command("stats", "web").out
-    assert command("stop", "-t", "1", "web").out.strip() == "web"
-    assert command("ps", "-q").out == ""
-    assert "Exited (0)" in command("ps", "-a").out
-    assert command("rm", "web").out.strip() == "web"
-    assert command("ps", "-aq").out == ""
-    assert not list((tmp_path / "root/runtime/logs").glob("*"))
+def home(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "root"
+    (tmp_path / ".config/winpod").mkdir(parents=True)
+    settings = f'root = "{root}"\n[runtime]\ncompute = "simulated"\n'
+    (tmp_path / ".config/winpod/config.toml").write_text(settings)
+    (tmp_path / "content").mkdir()
+    name = f"oci:{tmp_path}/images:hello"
+    packed = winpod(
+        *(
+            "image",
+            "pack",
+            f"{tmp_path}/content",
+            "-t",
+            name,
+            "--os-version",
+            "2022",
+            "--cmd",
+            "serve",
+        ),
+        home=tmp_path,
+    )
+    assert packed.code == 0, packed.err
+    yield tmp_path
+    if serving := read_serving(root):
+        with suppress(ProcessLookupError):
+            os.kill(serving.process, signal.SIGTERM)
 
 
-def test_what_is_not_there_is_said_to_be(command: Command) -> None:
-    for name in ("logs", "exec", "inspect", "stop", "rm"):
-        more = ("cmd",) if name == "exec" else ()
-        ran = command(name, "nobody", *more)
-        assert ran.code != 0
-        assert "nobody" in ran.err
+@pytest.fixture
+def run(home: Path) -> Run:
+    def command(*arguments: str) -> Ran:
+        words = [word.replace("IMAGE", f"oci:{home}/images:hello") for word in arguments]
+        return winpod(*words, home=home)
+
+    return command
 
 
-def test_a_taken_name_and_an_image_of_another_build_are_refused(command: Command) -> None:
-    assert command("run", "-d", "--name", "one", f"oci:images:{IMAGE}").code == 0
-    again = command("run", "-d", "--name", "one", f"oci:images:{IMAGE}")
-    assert again.code == 125
-    assert "one" in again.err
-    newer = command("run", "-d", "oci:images:registry.example/legacy:1.0")
-    assert newer.code == 125
-    assert "10.0.17763" in newer.err
-    assert command("rm", "-f", "one").code == 0
+def test_a_container_is_known_by_name_id_and_beginning(run: Run, home: Path) -> None:
+    started = run("run", "-d", "--name", "web", "-p", "8089:80", "IMAGE", "serve", "-x")
+    assert re.fullmatch(r"[0-9a-f]{64}\n", started.out), started.err
+    id_ = started.out.strip()
+    listed = run("ps")
+    assert listed.out.split()[:6] == ["id", "image", "created", "status", "ports", "name"]
+    assert id_[:12] in listed.out
+    assert "8089->80/tcp" in listed.out
+    assert run("ps", "-q").out == f"{id_[:12]}\n"
+    assert run("logs", "web").out == "simulated: serve -x\n"
+    assert run("logs", id_[:5], "-t").out.startswith("20")
+    assert run("exec", "web", "cmd", "/c", "ver").out == "simulated: cmd /c ver\n"
+    (told,) = json.loads(run("inspect", id_).out)
+    assert (told["name"], told["status"]["state"]) == ("web", "CONTAINER_RUNNING")
+    (used,) = json.loads(run("stats", "-o", "json").out)
+    assert used["memoryBytes"] == 32 * 1024 * 1024
+    taken = run("run", "-d", "-p", "8089:80", "IMAGE")
+    assert (taken.code, "8089/tcp of this machine is taken by web" in taken.err) == (125, True)
+    assert run("rm", "web").err.startswith("winpod: web is running.")
+    assert run("stop", "web").out == "web\n"
+    assert "Exited (0)" in run("ps", "-a").out
+    assert run("ps", "-q").out == ""
+    assert run("rm", "web", "nobody") == Ran(
+        1, "web\n", 'winpod: There is no container "nobody". `winpod ps -a` lists them.\n'
+    )
+    assert list((home / "root/runtime/logs").iterdir()) == []
+
+
+def test_lists_can_be_narrowed(run: Run) -> None:
+    for name in ("web-1", "web-2", "db"):
+        assert run("run", "-d", "--name", name, "IMAGE").code == 0
+    run("stop", "-t", "0", "web-2")
+
+    def names(*more: str) -> list[str]:
+        return [one["name"] for one in json.loads(run("ps", "-o", "json", *more).out)]
+
+    assert names() == ["db", "web-1"]
+    assert names("-a", "--filter", "name=web") == ["web-2", "web-1"]
+    assert names("--filter", "status=exited") == ["web-2"]
+    assert names("--filter", "label=winpod.dev/run=db") == ["db"]
+    refused = run("ps", "--filter", "colour=red")
+    assert (refused.code, '"colour=red" is not a filter' in refused.err) == (2, True)
+
+
+def test_what_is_to_be_removed_is_gone_when_it_has_ended(run: Run, home: Path) -> None:
+    run("run", "-d", "--rm", "--name", "passing", "IMAGE")
+    assert run("stop", "passing").code == 0
+    for _ in range(50):
+        if run("ps", "-aq").out == "":
+            break
+        time.sleep(0.1)
+    assert run("ps", "-aq").out == ""
+    assert list((home / "root/runtime/logs").iterdir()) == []
+
+
+def test_ctrl_c_stops_what_runs_in_the_foreground(run: Run, home: Path) -> None:
+    command = [sys.executable, "-m", "winpod", "run", "--rm", f"oci:{home}/images:hello", "wait"]
+    environment = {**os.environ, "HOME": str(home)}
+    with subprocess.Popen(command, env=environment) as running:
+        while not run("ps", "-q").out:
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+
+
+def test_a_runtime_that_nobody_needs_ends_by_itself(home: Path) -> None:
+    root = home / "root"
+    command = [sys.executable, "-m", "winpod", "runtime", "--socket", f"{home}/s", "--idle-exit"]
+    ended = subprocess.run(
+        [*command, "0.5"], env={**os.environ, "HOME": str(home)}, timeout=60, capture_output=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert read_serving(root) is None
+    assert not (home / "s").exists()
+
+
+def test_a_killed_runtime_does_no_harm(run: Run, home: Path) -> None:
+    run("run", "-d", "--name", "web", "IMAGE")
+    first = read_serving(home / "root")
+    assert first is not None
+    os.kill(first.process, signal.SIGKILL)
+    listed = json.loads(run("ps", "-a", "-o", "json").out)
+    assert [(one["name"], one["state"]) for one in listed] == [("web", "exited")]
+    second = read_serving(home / "root")
+    assert second is not None
+    assert second.process != first.process
+
+
+def test_a_runtime_that_does_not_start_says_why(home: Path, run: Run) -> None:
+    (home / ".config/winpod/config.toml").write_text(f'root = "{home}/root"\n')
+    refused = run("ps")
+    assert (refused.code, "winpod base build" in refused.err) == (2, True), refused.err
