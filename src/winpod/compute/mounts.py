@@ -75,7 +75,8 @@ def mount_overlay(lower: Sequence[int], disk: Path | None, target: Path) -> None
     if disk:
         options += f",upperdir={_escaped(disk / 'upper')},workdir={_escaped(disk / 'work')}"
     kind = b"overlay"
-    _check(_libc.mount(kind, os.fsencode(target), kind, 0, options.encode()))
+    flags = _NO_SETUID | _NO_DEVICES
+    _check(_libc.mount(kind, os.fsencode(target), kind, flags, options.encode()))
 
 
 def unmount(path: Path) -> None:

@@ -99,9 +99,14 @@ class Shells:
         return self._ready
 
     async def start(self) -> None:
-        """End what an earlier process had waiting, and begin anew."""
+        """End what an earlier process had waiting, and what lost its directory; begin anew."""
         for folder in (self._root / "warm").glob("*"):
             await self.end(folder)
+        known = {room.id for room in self._rooms()}
+        for state in (self._root / "runc").glob("*"):
+            if state.name not in known:
+                await asyncio.to_thread(cgroups.remove_group, state.name)
+                await asyncio.to_thread(shutil.rmtree, state, ignore_errors=True)
         self.refill()
 
     async def stop(self) -> None:
