@@ -78,6 +78,14 @@ def c_program(
     return once(f"{name}.exe", decides, lambda to: _run([*command, str(to)]))
 
 
+def linux_program(name: str) -> Path:
+    """One that needs nothing of the system it is started in."""
+    source = SOURCES / f"{name}.c"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl", "-static"]
+    command += ["-Os", "-s", "-Wall", "-Wextra", "-Werror", str(source), "-o"]
+    return once(name, source.read_text(), lambda to: _run([*command, str(to)]))
+
+
 def zig_program() -> Path:
     source = SOURCES / "hello.zig"
     command = [sys.executable, "-m", "ziglang", "build-exe", str(source)]

@@ -1,0 +1,232 @@
+"""What a container can do to the machine and to its neighbours, tried from inside.
+
+docs/security.md says it in words; each of its statements names a test here.
+"""
+
+import asyncio
+import errno
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.e2e.runtime_process import RuntimeProcess
+from tests.e2e.windows_programs import linux_program
+
+from winpod.compute.shell import IDS
+from winpod.cri.proto import api_pb2 as api
+from winpod.images.base import Base
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+THIS = Path("/proc/self")
+NOT_PERMITTED = (
+    *("mount", "umount", "unshare", "clone", "setns", "chroot", "sethostname", "bpf", "keyctl"),
+    *("io_uring", "userfaultfd", "perf", "module", "reboot", "mknod", "ptrace-init"),
+    *("memory-of-init", "descriptor-of-init"),
+)
+
+
+class Tried:
+    """What the probe found, by name."""
+
+    def __init__(self, text: str) -> None:
+        rows = [line.rpartition(" ") for line in text.splitlines()]
+        self.errors = {name: int(number) for name, _, number in rows if not name.startswith("soc")}
+        self.sockets = [line for line in text.splitlines() if line.startswith("socket:")]
+
+    def named(self, kind: str) -> set[str]:
+        return {name.partition(":")[2] for name in self.errors if name.startswith(f"{kind}:")}
+
+
+@dataclass(frozen=True)
+class Inhabited:
+    """A pod with three containers in it, and what the host knows of them."""
+
+    runtime: RuntimeProcess
+    administrator: str
+    user: str
+    neighbour: str
+
+    def room(self, container: str) -> Path:
+        return self.runtime.folder_of(container) / "shell"
+
+    def processes(self, container: str) -> list[Path]:
+        """Of a container, as the machine sees them."""
+        texts = (text for text in self.runtime.processes() if f"{container}/shell/prefix" in text)
+        return [Path("/proc") / text.split()[0] for text in texts]
+
+    async def tried(self, container: str, *words: str) -> Tried:
+        result = self.runtime.data / "probe.txt"
+        result.unlink(missing_ok=True)
+        command = ["start", "/unix", "/prefix/drive_c/data/probe", *words]
+        request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=30)
+        await self.runtime.call(request)
+        deadline = time.monotonic() + 30
+        while not (text := read(result)).endswith("done 0\n"):
+            assert time.monotonic() < deadline, f"the probe did not run to its end: {text}"
+            await asyncio.sleep(0.05)
+        return Tried(text)
+
+    async def cmd(self, container: str, line: str) -> str:
+        request = api.ExecSyncRequest(container_id=container, cmd=["cmd", "/c", line], timeout=30)
+        answer = await self.runtime.call(request)
+        return str((answer.stdout + answer.stderr).decode())
+
+
+def read(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def namespace(process: Path, kind: str) -> str:
+    return str((process / "ns" / kind).readlink())
+
+
+def status_of(process: Path) -> dict[str, str]:
+    rows = (line.partition(":") for line in (process / "status").read_text().splitlines())
+    return {name: value.strip() for name, _, value in rows}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inhabited]:
+    async with RuntimeProcess.running(tmp_path_factory.mktemp("security"), base) as machine:
+        (machine.data / "probe").write_bytes(linux_program("probe").read_bytes())
+        (machine.data / "probe").chmod(0o755)
+        machine.data.chmod(0o777)
+        sandbox = await machine.run_pod()
+        containers = []
+        for name, user in (("administrator", ""), ("user", "ContainerUser"), ("neighbour", "")):
+            context = api.WindowsContainerSecurityContext(run_as_username=user)
+            windows = api.WindowsContainerConfig(security_context=context)
+            containers.append(await machine.begin(sandbox, "sleep", name=name, windows=windows))
+        yield Inhabited(machine, *containers)
+
+
+async def test_no_process_has_a_capability_or_can_gain_one(pod: Inhabited) -> None:
+    for container in (pod.administrator, pod.user):
+        processes = pod.processes(container)
+        assert len(processes) > 4
+        for process in processes:
+            status = status_of(process)
+            sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+            assert {int(status[name], 16) for name in sets} == {0}
+            assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        found = await pod.tried(container)
+        assert found.errors["capabilities"] == 0
+        assert found.errors["no-new-privileges"] == 1
+    assert found.errors["root"] == errno.EPERM
+
+
+async def test_the_kernel_refuses_what_no_windows_program_needs(pod: Inhabited) -> None:
+    found = await pod.tried(pod.administrator)
+    assert {name: found.errors[name] for name in NOT_PERMITTED} == dict.fromkeys(
+        NOT_PERMITTED, errno.EPERM
+    )
+    assert found.errors["clone3"] == errno.ENOSYS
+
+
+async def test_users_are_nobody_on_the_machine_and_others_in_each_container(
+    pod: Inhabited,
+) -> None:
+    first = {}
+    for container in (pod.administrator, pod.user, pod.neighbour):
+        process = pod.processes(container)[0]
+        inside, outside, many = map(int, (process / "uid_map").read_text().split())
+        assert (inside, many) == (0, IDS)
+        assert outside >= 1 << 30
+        assert {int(uid) // IDS for uid in status_of(process)["Uid"].split()} == {outside // IDS}
+        first[container] = outside
+    assert len(set(first.values())) == len(first)
+    of_all = {namespace(pod.processes(c)[0], "user") for c in first}
+    assert len(of_all | {namespace(THIS, "user")}) == len(first) + 1
+
+
+async def test_the_base_and_the_agent_are_read_only(pod: Inhabited) -> None:
+    places = ("/usr/lib/new", "/etc/new", "/winpod/winit", "/winpod/new", "/new")
+    found = await pod.tried(pod.administrator, *(f"w{place}" for place in places))
+    assert {found.errors[f"write:{place}"] for place in places} <= {errno.EROFS, errno.EACCES}
+    writable = []
+    for row in (pod.processes(pod.administrator)[0] / "mountinfo").read_text().splitlines():
+        place, options = row.split()[4:6]
+        if "ro" not in options.split(","):
+            writable.append(place)
+        kernel_own = place == "/" or place.startswith(("/proc", "/dev/"))
+        assert "nosuid" in options or kernel_own, row
+    own = {"/prefix", "/prefix/drive_c", "/prefix/drive_c/data"}
+    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    allowed = {"/proc", "/dev", "/dev/shm", "/tmp", "/root", *own, *devices}
+    assert {place for place in writable if not place.startswith("/proc/")} <= allowed
+
+
+async def test_what_the_kernel_tells_of_the_machine_is_masked(pod: Inhabited) -> None:
+    masked = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug")
+    readonly = ("/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches")
+    words = (*(f"r{path}" for path in masked), *(f"w{path}" for path in readonly))
+    found = await pod.tried(pod.administrator, *words)
+    assert 0 not in {found.errors[f"write:{path}"] for path in readonly}
+    process = pod.processes(pod.administrator)[0]
+    mounted = {row.split()[4] for row in (process / "mountinfo").read_text().splitlines()}
+    for path in masked:
+        assert path in mounted or found.errors[f"read:{path}"], path
+
+
+async def test_nothing_of_the_machine_is_in_a_container_but_what_was_mounted(
+    pod: Inhabited,
+) -> None:
+    secret = pod.runtime.folder / "secret"
+    secret.write_text("of the machine")
+    found = await pod.tried(pod.administrator, f"r{secret}", f"r{pod.runtime.own}/state.db")
+    assert found.errors[f"read:{secret}"] == errno.ENOENT
+    assert found.errors[f"read:{pod.runtime.own}/state.db"] == errno.ENOENT
+    assert found.named("root").isdisjoint({"home", "mnt", "media", "boot", "var", "srv"})
+    assert not any(name.startswith(("sd", "vd", "loop", "kvm", "mem")) for name in device(found))
+    answer = await pod.cmd(pod.administrator, "if exist Z:\\ (echo there) else (echo nowhere)")
+    assert answer.strip() == "nowhere"
+
+
+def device(found: Tried) -> set[str]:
+    return found.named("device")
+
+
+async def test_a_container_sees_no_process_but_its_own(pod: Inhabited) -> None:
+    found = await pod.tried(pod.administrator)
+    own = {status_of(process)["NSpid"].split()[-1] for process in pod.processes(pod.administrator)}
+    seen = {name for name in found.named("process") if name.isdigit()}
+    assert len(seen - own) <= 3  # the probe itself, and what came or went meanwhile
+    kinds = ("pid", "mnt", "ipc", "uts", "user")
+    for kind in kinds:
+        three = (pod.administrator, pod.user, pod.neighbour)
+        links = {namespace(pod.processes(container)[0], kind) for container in three}
+        assert len(links) == 3, kind
+        assert namespace(THIS, kind) not in links
+
+
+async def test_a_container_sees_no_file_of_another(pod: Inhabited) -> None:
+    await pod.cmd(pod.neighbour, "echo mine>C:\\mine.txt")
+    assert "mine" in await pod.cmd(pod.neighbour, "type C:\\mine.txt")
+    assert "mine" not in (await pod.cmd(pod.administrator, "type C:\\mine.txt")).split()
+    for folder in ("disk/upper", "prefix"):
+        mode = (pod.room(pod.neighbour) / folder).stat()
+        assert mode.st_uid >= 1 << 30
+
+
+async def test_no_program_reaches_the_agent_that_started_it(pod: Inhabited) -> None:
+    found = await pod.tried(pod.administrator, "r/proc/1/mem", "r/proc/1/fd/3")
+    assert not any("agent.sock" in name for name in found.sockets)
+    assert found.errors["descriptor-of-init"] == errno.EPERM
+    assert {found.errors[f"read:/proc/1/{name}"] for name in ("mem", "fd/3")} == {errno.EACCES}
+    socket = pod.room(pod.administrator) / "run/agent.sock"
+    assert socket.stat().st_mode & 0o077 == 0
+    assert socket.stat().st_uid == 0
+
+
+async def test_container_user_cannot_write_what_is_the_administrators(pod: Inhabited) -> None:
+    refused = ("C:\\windows\\new", "C:\\hostile.exe", "C:\\Users\\ContainerAdministrator\\new")
+    for path in refused:
+        assert "enied" in await pod.cmd(pod.user, f"echo x>{path}"), path
+    own = "C:\\Users\\ContainerUser\\own"
+    assert "own" in await pod.cmd(pod.user, f"echo own>{own} & type {own}")
+    found = await pod.tried(pod.user)
+    assert found.errors["user"] > 0
