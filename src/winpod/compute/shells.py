@@ -194,8 +194,9 @@ class Shells:
         return room
 
     def _claim_range(self) -> int:
-        """Users of the machine that no other shell has."""
-        number = next(n for n in range(_FIRST_RANGE, _LAST_RANGE) if n not in self._ranges)
+        """Users of the machine that no other shell has, of another runtime neither, most likely."""
+        free = [n for n in range(_FIRST_RANGE, _LAST_RANGE) if n not in self._ranges]
+        number = secrets.choice(free)
         self._ranges.add(number)
         return number
 
