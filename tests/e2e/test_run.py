@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import time
@@ -192,6 +193,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
 def read_until(descriptor: int, wanted: bytes) -> bytes:
     seen = b""
     while wanted not in seen:
+        assert select.select([descriptor], [], [], 60)[0], seen
         data = os.read(descriptor, 4096)
         assert data, seen
         seen += data

@@ -36,10 +36,15 @@ async def _told(client: Client, one: Listed) -> dict[str, Any]:
     )
     return {
         "name": one.name,
-        "status": MessageToDict(container.status),
+        "status": _words(container.status),
         "info": _read(container.info),
-        "sandbox": {"status": MessageToDict(sandbox.status), "info": _read(sandbox.info)},
+        "sandbox": {"status": _words(sandbox.status), "info": _read(sandbox.info)},
     }
+
+
+def _words(status: Any) -> dict[str, Any]:
+    """Zeros too: a code of 0 is an answer."""
+    return MessageToDict(status, always_print_fields_with_no_presence=True)
 
 
 def _read(info: Any) -> dict[str, Any]:

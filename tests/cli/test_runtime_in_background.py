@@ -1,0 +1,137 @@
+"""The runtime that commands start for themselves, with simulated containers: who is found by which
+name, what ends when, and what a kill leaves."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cli.winpod import Ran, winpod
+from winpod.cri.serving import read_serving
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "root"
+    (tmp_path / ".config/winpod").mkdir(parents=True)
+    settings = f'root = "{root}"\n[runtime]\ncompute = "simulated"\n'
+    (tmp_path / ".config/winpod/config.toml").write_text(settings)
+    (tmp_path / "content").mkdir()
+    name = f"oci:{tmp_path}/images:hello"
+    pack = ("image", "pack", f"{tmp_path}/content", "-t", name, "--os-version", "2022")
+    packed = winpod(*pack, "--cmd", "serve", home=tmp_path)
+    assert packed.code == 0, packed.err
+    yield tmp_path
+    if serving := read_serving(root):
+        with suppress(ProcessLookupError):
+            os.kill(serving.process, signal.SIGTERM)
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    def command(*arguments: str) -> Ran:
+        words = [word.replace("IMAGE", f"oci:{home}/images:hello") for word in arguments]
+        return winpod(*words, home=home)
+
+    return command
+
+
+def test_a_container_is_known_by_name_id_and_beginning(run: Run, home: Path) -> None:
+    started = run("run", "-d", "--name", "web", "-p", "8089:80", "IMAGE", "serve", "-x")
+    assert re.fullmatch(r"[0-9a-f]{64}\n", started.out), started.err
+    id_ = started.out.strip()
+    listed = run("ps")
+    assert listed.out.split()[:6] == ["id", "image", "created", "status", "ports", "name"]
+    assert id_[:12] in listed.out
+    assert "8089->80/tcp" in listed.out
+    assert run("ps", "-q").out == f"{id_[:12]}\n"
+    assert run("logs", "web").out == "simulated: serve -x\n"
+    assert run("logs", id_[:5], "-t").out.startswith("20")
+    (used,) = json.loads(run("stats", "-o", "json").out)
+    assert used["memoryBytes"] == 32 * 1024 * 1024
+    taken = run("run", "-d", "-p", "8089:80", "IMAGE")
+    assert (taken.code, "8089/tcp of this machine is taken by web" in taken.err) == (125, True)
+    assert run("rm", "web").err.startswith("winpod: web is running.")
+    assert run("stop", "web").out == "web\n"
+    assert "Exited (0)" in run("ps", "-a").out
+    assert run("ps", "-q").out == ""
+    assert run("rm", "web", "nobody") == Ran(
+        1, "web\n", 'winpod: There is no container "nobody". `winpod ps -a` lists them.\n'
+    )
+    assert list((home / "root/runtime/logs").iterdir()) == []
+
+
+def test_lists_can_be_narrowed(run: Run) -> None:
+    for name in ("web-1", "web-2", "db"):
+        assert run("run", "-d", "--name", name, "IMAGE").code == 0
+    run("stop", "-t", "0", "web-2")
+
+    def names(*more: str) -> list[str]:
+        return [one["name"] for one in json.loads(run("ps", "-o", "json", *more).out)]
+
+    assert names() == ["db", "web-1"]
+    assert names("-a", "--filter", "name=web") == ["web-2", "web-1"]
+    assert names("--filter", "status=exited") == ["web-2"]
+    assert names("--filter", "label=winpod.dev/run=db") == ["db"]
+    refused = run("ps", "--filter", "colour=red")
+    assert (refused.code, '"colour=red" is not a filter' in refused.err) == (2, True)
+
+
+def test_what_is_to_be_removed_is_gone_when_it_has_ended(run: Run, home: Path) -> None:
+    run("run", "-d", "--rm", "--name", "passing", "IMAGE")
+    assert run("stop", "passing").code == 0
+    for _ in range(50):
+        if run("ps", "-aq").out == "":
+            break
+        time.sleep(0.1)
+    assert run("ps", "-aq").out == ""
+    assert list((home / "root/runtime/logs").iterdir()) == []
+
+
+def test_ctrl_c_stops_what_runs_in_the_foreground(run: Run, home: Path) -> None:
+    command = [sys.executable, "-m", "winpod", "run", "--rm", f"oci:{home}/images:hello", "wait"]
+    environment = {**os.environ, "HOME": str(home)}
+    with subprocess.Popen(command, env=environment) as running:
+        while not run("ps", "-q").out:
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+
+
+def test_a_runtime_that_nobody_needs_ends_by_itself(home: Path) -> None:
+    root = home / "root"
+    command = [sys.executable, "-m", "winpod", "runtime", "--socket", f"{home}/s", "--idle-exit"]
+    ended = subprocess.run(
+        [*command, "0.5"], env={**os.environ, "HOME": str(home)}, timeout=60, capture_output=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert read_serving(root) is None
+    assert not (home / "s").exists()
+
+
+def test_a_killed_runtime_does_no_harm(run: Run, home: Path) -> None:
+    run("run", "-d", "--name", "web", "IMAGE")
+    first = read_serving(home / "root")
+    assert first is not None
+    os.kill(first.process, signal.SIGKILL)
+    listed = json.loads(run("ps", "-a", "-o", "json").out)
+    assert [(one["name"], one["state"]) for one in listed] == [("web", "exited")]
+    second = read_serving(home / "root")
+    assert second is not None
+    assert second.process != first.process
+
+
+def test_a_runtime_that_does_not_start_says_why(home: Path, run: Run) -> None:
+    (home / ".config/winpod/config.toml").write_text(f'root = "{home}/root"\n')
+    refused = run("ps")
+    assert (refused.code, "winpod base build" in refused.err) == (2, True), refused.err
