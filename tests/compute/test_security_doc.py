@@ -1,0 +1,16 @@
+"""docs/security.md claims nothing that no test holds."""
+
+import re
+from pathlib import Path
+
+HOME = Path(__file__).parents[2]
+
+
+def test_every_test_that_the_document_names_exists() -> None:
+    text = (HOME / "docs/security.md").read_text()
+    files = [HOME / name for name in re.findall(r"`((?:tests|src)/[\w/.]+\.py)`", text)]
+    assert len(files) >= 4
+    tests = "".join(file.read_text() for file in files)
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) >= 10
+    assert {name for name in named if f"def {name}(" not in tests} == set()
