@@ -100,8 +100,11 @@ class Node:
         return self._client
 
     async def until_warm(self) -> None:
-        while len(self._backend.shells.waiting) < self.warm:
+        for _ in range(1200):
+            if len(self._backend.shells.waiting) >= self.warm:
+                return
             await asyncio.sleep(0.05)
+        raise TimeoutError("no shell waits")
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
