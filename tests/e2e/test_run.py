@@ -178,7 +178,7 @@ def test_without_a_base_it_says_how_to_make_one(winpod: Winpod, image: str) -> N
 
 def test_without_root_it_says_who_can(winpod: Winpod) -> None:
     command = ["setpriv", "--reuid=65534", "--clear-groups", *winpod.command("ps")[2:]]
-    environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/tmp/nobody-has-this"}
+    environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/only-root-makes-this"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
     assert (ran.returncode, "sudo" in ran.stderr) == (2, True), ran.stderr
 

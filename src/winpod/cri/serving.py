@@ -68,7 +68,7 @@ class Serving:
 def read_serving(root: Path) -> Serving | None:
     try:
         return Serving(**json.loads(_file(root).read_text()))
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return None
 
 
