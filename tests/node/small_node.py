@@ -24,7 +24,6 @@ from winpod.node.sources import Kind
 from winpod.node.volumes import Volumes
 
 QUICK = Pace(timedelta(seconds=0.4), timedelta(seconds=2))
-UNTIL_SECONDS = 20.0
 
 
 @dataclass
@@ -68,6 +67,7 @@ class SmallNode:
     facts: NodeFacts
     objects: KnownObjects = field(default_factory=KnownObjects)
     said: Recorder = field(default_factory=Recorder)
+    patience: float = 20.0
 
     @asynccontextmanager
     async def engine(self, client: Client, **more: Any) -> AsyncIterator[Engine]:
@@ -80,11 +80,14 @@ class SmallNode:
             await engine.stop()
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Looks whenever something was said."""
-        async with asyncio.timeout(UNTIL_SECONDS):
-            while not is_so():
-                self.said.told.clear()
-                await self.said.told.wait()
+        """Looks whenever something was said; all that was said is the failure's message."""
+        try:
+            async with asyncio.timeout(self.patience):
+                while not is_so():
+                    self.said.told.clear()
+                    await self.said.told.wait()
+        except TimeoutError:
+            raise AssertionError(f"it did not come true, and this was said: {self.said}") from None
 
 
 def small_node(root: Path, **facts: Any) -> SmallNode:

@@ -63,16 +63,23 @@ async def get_images(
     pod: v1.Pod, container: v1.Container, handler: str, means: Means
 ) -> api.ImageSpec:
     """The container's image; those that it mounts as volumes are there afterwards, too."""
-    mounted = {mount.name for mount in container.volumeMounts or ()}
-    for volume in spec_of(pod).volumes or ():
-        if volume.image and volume.name in mounted:
+    try:
+        for volume in _image_volumes(pod, container):
             wanted = v1.Container(
-                name=container.name,
-                image=volume.image.reference,
-                imagePullPolicy=volume.image.pullPolicy,
+                name=container.name, image=volume.reference, imagePullPolicy=volume.pullPolicy
             )
             await means.puller.ensure(pod, wanted, handler)
-    return await means.puller.ensure(pod, container, handler)
+        return await means.puller.ensure(pod, container, handler)
+    except RemoteError as error:
+        text = f'Failed to inspect image "{container.image}": {error}'
+        await means.tell(pod, "Warning", "InspectFailed", text, container.name)
+        raise StartFailed("ImageInspectError", text) from error
+
+
+def _image_volumes(pod: v1.Pod, container: v1.Container) -> list[v1.ImageVolumeSource]:
+    mounted = {mount.name for mount in container.volumeMounts or ()}
+    volumes = spec_of(pod).volumes or ()
+    return [volume.image for volume in volumes if volume.image and volume.name in mounted]
 
 
 async def start_container(

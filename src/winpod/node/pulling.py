@@ -50,6 +50,8 @@ class Puller:
         spec = api.ImageSpec(
             image=image, runtime_handler=handler, annotations=metadata_of(pod).annotations or {}
         )
+        if is_local(image):
+            return await self._from_directory(pod, container, spec)
         policy = container.imagePullPolicy or default_policy(image)
         present = await self._is_present(spec) if policy != "Always" else False
         if present:
@@ -62,6 +64,16 @@ class Puller:
             raise PullFailed("ErrImageNeverPull", text)
         await self._pull(pod, container, spec)
         return spec
+
+    async def _from_directory(
+        self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, spec: api.ImageSpec
+    ) -> api.ImageSpec:
+        """A directory has no name that the runtime keeps: the image is known by its id."""
+        found = api.ImageSpec()
+        found.CopyFrom(spec)
+        found.user_specified_image = spec.image
+        found.image = await self._pull(pod, container, spec)
+        return found
 
     async def _check_name(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer
@@ -81,7 +93,7 @@ class Puller:
 
     async def _pull(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, spec: api.ImageSpec
-    ) -> None:
+    ) -> str:
         key = (metadata_of(pod).uid or "", spec.image, spec.runtime_handler)
         ready_at, wait = self._waits.get(key, (0.0, 0.0))
         name = container.name
@@ -92,7 +104,7 @@ class Puller:
         await self._reporter.event(pod, "Normal", "Pulling", f'Pulling image "{spec.image}"', name)
         started = time.monotonic()
         try:
-            await self._shared_pull(pod, spec)
+            reference = await self._shared_pull(pod, spec)
         except RemoteError as error:
             wait = min(wait * 2 or FIRST_WAIT, LONGEST_WAIT)
             self._waits[key] = (time.monotonic() + wait, wait)
@@ -104,8 +116,9 @@ class Puller:
         took = time.monotonic() - started
         text = f'Successfully pulled image "{spec.image}" in {took:.3f}s'
         await self._reporter.event(pod, "Normal", "Pulled", text, name)
+        return reference
 
-    async def _shared_pull(self, pod: v1.Pod, spec: api.ImageSpec) -> None:
+    async def _shared_pull(self, pod: v1.Pod, spec: api.ImageSpec) -> str:
         """Pods that want the same image at the same time wait for the same pull."""
         key = (spec.image, spec.runtime_handler)
         task = self._under_way.get(key)
@@ -113,7 +126,7 @@ class Puller:
             task = asyncio.create_task(self._pull_with_secrets(pod, spec))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def _pull_with_secrets(self, pod: v1.Pod, spec: api.ImageSpec) -> str:
         """With each secret in turn until one is good, as the kubelet does."""
