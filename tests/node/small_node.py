@@ -87,7 +87,9 @@ class SmallNode:
                     self.said.told.clear()
                     await self.said.told.wait()
         except TimeoutError:
-            raise AssertionError(f"it did not come true, and this was said: {self.said}") from None
+            last = {uid: told[-1].to_dict() for uid, told in self.said.statuses.items()}
+            told = f"the last statuses {last}, events {self.said.events}, away {self.said.away}"
+            raise AssertionError(f"it did not come true, and this was said: {told}") from None
 
 
 def small_node(root: Path, **facts: Any) -> SmallNode:

@@ -6,7 +6,7 @@ from lightkube.models import core_v1 as v1
 
 from tests.node.known_objects import facts_in, read
 from tests.node.seen_pods import pod_of
-from winpod.node.admission import refusal
+from winpod.node.admission import refusal, taken_by
 from winpod.node.pods import with_fields
 from winpod.node.resize import allocate, as_given
 from winpod.windows.objects import Taint
@@ -52,12 +52,12 @@ CASES: list[tuple[v1.Pod, list[v1.Pod], str]] = [
 def test_a_pod_is_taken_or_refused_in_the_kubelets_words(
     pod: v1.Pod, others: list[v1.Pod], reason: str
 ) -> None:
-    why = refusal(pod, others, FACTS, None)
+    why = refusal(pod, [taken_by(other) for other in others], FACTS, None)
     assert (why.reason if why else "") == reason
 
 
 def test_the_numbers_of_a_refusal_are_whole() -> None:
-    why = refusal(sized(cpu="1.5"), [sized(cpu="3")], FACTS, None)
+    why = refusal(sized(cpu="1.5"), [taken_by(sized(cpu="3"))], FACTS, None)
     assert why is not None
     assert why.message == (
         "Node didn't have enough resource: cpu, requested: 1500, used: 3000, capacity: 4000"
@@ -103,7 +103,7 @@ def test_pressure_keeps_pods_away_that_do_not_tolerate_it() -> None:
 )
 def test_new_resources_are_given_when_there_is_room(asked: str, taken: str, reason: str) -> None:
     given = sized(cpu="1")
-    allocation = allocate(sized(cpu=asked), given, [sized(cpu=taken)], FACTS)
+    allocation = allocate(sized(cpu=asked), given, [taken_by(sized(cpu=taken))], FACTS)
     assert (allocation.pending.reason if allocation.pending else "") == reason
     has = allocation.pod.spec.containers[0].resources.requests  # type: ignore[union-attr]
     assert has == {"cpu": "1" if reason else asked}

@@ -7,7 +7,7 @@ is not taken has failed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 
 from lightkube.models import core_v1 as v1
@@ -19,6 +19,7 @@ from winpod.node.status import Why
 from winpod.windows import objects
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import OS_LABEL
+from winpod.windows.reading import Amounts
 from winpod.windows.scheduling import Admitted, needs, scheduling_reasons
 from winpod.windows.verdicts import Cause
 
@@ -38,9 +39,28 @@ _PREDICATES = {
 }
 
 
+Port = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a pod that was taken leaves less of: amounts, and ports of the host."""
+
+    needs: Amounts
+    ports: tuple[Port, ...] = ()
+
+
+def taken_by(pod: v1.Pod) -> Taken:
+    """Nothing where it cannot be read: such a pod was not taken, or only the runtime knows it."""
+    try:
+        return Taken(needs(_read(pod)), tuple(_host_ports(pod)))
+    except InvalidInput:
+        return Taken(())
+
+
 def refusal(
     pod: v1.Pod,
-    others: Iterable[v1.Pod],
+    others: Iterable[Taken],
     facts: NodeFacts,
     node: v1.Node | None,
     pressures: frozenset[str] = frozenset(),
@@ -59,7 +79,7 @@ def refusal(
 
 def _reasons(
     pod: v1.Pod,
-    others: list[v1.Pod],
+    others: list[Taken],
     facts: NodeFacts,
     node: v1.Node | None,
     pressures: frozenset[str],
@@ -67,9 +87,9 @@ def _reasons(
     if pressed := _pressed(pod, pressures):
         yield Why("Evicted", f"The node had condition: [{pressed}]. ")
     yield from _other_system(pod)
-    template = read(pod)
-    yield from _lack_of_room(template, [read(other) for other in others], facts)
-    if _taken_ports(pod, others):
+    template = _read(pod)
+    yield from _lack_of_room(template, others, facts)
+    if _has_taken_port(pod, others):
         yield _failed("NodePorts", "node(s) didn't have free ports for the requested pod ports")
     placed = replace(template, node_name=template.node_name or facts.name)
     for reason in scheduling_reasons(Admitted(placed), _as_seen(facts, node)):
@@ -81,20 +101,15 @@ def _failed(predicate: str, sentence: str) -> Why:
     return Why(predicate, f"Predicate {predicate} failed: {sentence}")
 
 
-def read(pod: v1.Pod) -> objects.Pod:
+def _read(pod: v1.Pod) -> objects.Pod:
     """The pod as placement knows it."""
     return objects.Pod.from_template(pod.to_dict())
-
-
-def requests_of(pod: v1.Pod) -> dict[str, Decimal]:
-    """What is set aside for the pod, with its overhead."""
-    return {name: amount for name, amount in needs(read(pod)) if name != "pods"}
 
 
 def _pressed(pod: v1.Pod, pressures: frozenset[str]) -> str:
     """The condition that keeps the pod away: memory keeps only those that ask for none."""
     keys = {"MemoryPressure": "memory-pressure", "DiskPressure": "disk-pressure"}
-    tolerations = read(pod).tolerations
+    tolerations = _read(pod).tolerations
     for condition in sorted(pressures):
         taint = objects.Taint(f"node.kubernetes.io/{keys.get(condition, condition)}")
         if any(toleration.tolerates(taint) for toleration in tolerations):
@@ -117,12 +132,10 @@ def _other_system(pod: v1.Pod) -> Iterator[Why]:
         yield Why("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 
 
-def _lack_of_room(
-    pod: objects.Pod, others: Iterable[objects.Pod], facts: NodeFacts
-) -> Iterator[Why]:
+def _lack_of_room(pod: objects.Pod, others: Iterable[Taken], facts: NodeFacts) -> Iterator[Why]:
     used: dict[str, Decimal] = {}
     for other in others:
-        for name, amount in needs(other):
+        for name, amount in other.needs:
             used[name] = used.get(name, Decimal(0)) + amount
     asked = dict(needs(pod))
     capacity = facts.allocatable()
@@ -141,19 +154,19 @@ def _whole(name: str, amounts: Mapping[str, Decimal]) -> int:
     return int(amount.to_integral_value(ROUND_CEILING))
 
 
-def _taken_ports(pod: v1.Pod, others: Iterable[v1.Pod]) -> bool:
-    taken = [port for other in others for port in _host_ports(other)]
+def _has_taken_port(pod: v1.Pod, others: Iterable[Taken]) -> bool:
+    taken = [port for other in others for port in other.ports]
     return any(_collide(mine, theirs) for mine in _host_ports(pod) for theirs in taken)
 
 
-def _host_ports(pod: v1.Pod) -> Iterator[tuple[str, str, int]]:
+def _host_ports(pod: v1.Pod) -> Iterator[Port]:
     for container in spec_of(pod).containers:
         for port in container.ports or ():
             if port.hostPort:
                 yield port.hostIP or "0.0.0.0", port.protocol or "TCP", port.hostPort  # noqa: S104
 
 
-def _collide(one: tuple[str, str, int], other: tuple[str, str, int]) -> bool:
+def _collide(one: Port, other: Port) -> bool:
     anywhere = "0.0.0.0" in (one[0], other[0])  # noqa: S104
     return one[1:] == other[1:] and (anywhere or one[0] == other[0])
 

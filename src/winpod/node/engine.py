@@ -17,6 +17,7 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.cri.rpc import Client
+from winpod.node.admission import Taken
 from winpod.node.backoff import Pace
 from winpod.node.checks import Checks
 from winpod.node.eviction import Thresholds
@@ -82,7 +83,7 @@ class Engine:
         )
         self._images = ImageGarbage(self._means)
         self._relief = Relief(self._means, thresholds or Thresholds(), self._images, self._could_go)
-        self._neighbours = Neighbours(self._active_pods, self._relief.pressures)
+        self._neighbours = Neighbours(self._taken, self._relief.pressures)
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
@@ -175,9 +176,9 @@ class Engine:
             if other.waits_for_room:
                 other.wake()
 
-    def _active_pods(self, but: str) -> list[v1.Pod]:
+    def _taken(self, but: str) -> list[Taken]:
         return [
-            worker.given
+            worker.takes
             for worker in self._workers.values()
             if worker.is_active and worker.uid != but
         ]

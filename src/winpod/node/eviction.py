@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from lightkube.models import core_v1 as v1
 
-from winpod.node.admission import requests_of
+from winpod.node.admission import taken_by
 from winpod.node.facts import MIB
 from winpod.node.pods import init_containers, regular_containers
 from winpod.node.requests import metadata_of, spec_of
@@ -99,7 +99,7 @@ def next_to_go(pods: Iterable[v1.Pod], use: Mapping[str, PodUse], resource: str)
 
 def _over_request(pod: v1.Pod, use: Mapping[str, PodUse], resource: str) -> Decimal:
     used = use.get(metadata_of(pod).uid or "", PodUse()).of(resource)
-    return used - requests_of(pod).get(resource, Decimal(0))
+    return used - dict(taken_by(pod).needs).get(resource, Decimal(0))
 
 
 def priority_of(pod: v1.Pod) -> int:

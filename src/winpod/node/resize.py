@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lightkube.models import core_v1 as v1
 
-from winpod.node.admission import refusal
+from winpod.node.admission import Taken, refusal
 from winpod.node.facts import NodeFacts
 from winpod.node.phase import Told
 from winpod.node.pods import with_fields
@@ -26,8 +26,8 @@ class Allocation:
     pending: Told | None = None
 
 
-def allocate(pod: v1.Pod, given: v1.Pod, others: Iterable[v1.Pod], facts: NodeFacts) -> Allocation:
-    if _resources(pod) == _resources(given):
+def allocate(pod: v1.Pod, given: v1.Pod, others: Iterable[Taken], facts: NodeFacts) -> Allocation:
+    if not is_resized(pod, given):
         return Allocation(pod)
     if why := refusal(pod, (), facts, None):
         return Allocation(
@@ -45,14 +45,7 @@ def as_given(pod: v1.Pod) -> v1.Pod:
 
 
 def is_resized(pod: v1.Pod, given: v1.Pod) -> bool:
-    return _resources(pod) != _resources(given)
-
-
-def _resources(pod: v1.Pod) -> dict[str, dict[str, object]]:
-    return {
-        container.name: (container.resources or v1.ResourceRequirements()).to_dict()
-        for container in spec_of(pod).containers
-    }
+    return _by_name(pod) != _by_name(given)
 
 
 _Resources = Mapping[str, v1.ResourceRequirements | None]

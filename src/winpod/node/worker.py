@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.admission import refusal
+from winpod.node.admission import Taken, refusal, taken_by
 from winpod.node.beginning import make_sandbox, mount_volumes
 from winpod.node.decide import Plan, Resize, decide
 from winpod.node.ending import (
@@ -34,7 +34,7 @@ from winpod.node.phase import Told
 from winpod.node.pods import ENDED, grace_seconds, is_deleted, show, uid_of
 from winpod.node.probes import Kind, Probes
 from winpod.node.requests import container_resources, spec_of
-from winpod.node.resize import allocate, as_given
+from winpod.node.resize import allocate, as_given, is_resized
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.starts import RETRY_SECONDS, SOON_SECONDS, Interrupted, Starts
 from winpod.node.status import Known, Why, make_status, rejected
@@ -50,7 +50,7 @@ DEADLINE = Why("DeadlineExceeded", "Pod was active on the node longer than the s
 class Neighbours:
     """What a worker knows of the node beside its pod."""
 
-    pods: Callable[[str], Iterable[v1.Pod]]
+    taken: Callable[[str], Iterable[Taken]]
     pressures: Callable[[], frozenset[str]]
 
 
@@ -58,6 +58,7 @@ class Worker:
     def __init__(self, pod: v1.Pod, means: Means, neighbours: Neighbours) -> None:
         self.pod = pod
         self.given = as_given(pod)
+        self.takes = Taken(())
         self.status: v1.PodStatus | None = None
         self.is_taken = False
         self.is_gone = False
@@ -171,8 +172,7 @@ class Worker:
     async def _sync(self) -> None:
         if not self.is_taken and not await self._take():
             return
-        self.given, pending = self._allocation()
-        self._note("PodResizePending", pending)
+        self._allocate()
         seen = self._seen()
         await self._check_deadline()
         if self._ending.is_set():
@@ -200,12 +200,18 @@ class Worker:
     def _seen(self) -> PodSeen:
         return self._means.view.seen(self.uid)
 
-    def _allocation(self) -> tuple[v1.Pod, Told | None]:
+    def _allocate(self) -> None:
+        """A pod that asks for other resources gets them when there is room."""
+        if not is_resized(self.pod, self.given):
+            self.given = self.pod
+            self._note("PodResizePending", None)
+            return
         found = allocate(self.pod, self.given, self._others(), self._means.facts)
-        return found.pod, found.pending
+        self.given, self.takes = found.pod, taken_by(found.pod)
+        self._note("PodResizePending", found.pending)
 
-    def _others(self) -> Iterable[v1.Pod]:
-        return self._neighbours.pods(self.uid)
+    def _others(self) -> Iterable[Taken]:
+        return self._neighbours.taken(self.uid)
 
     async def _take(self) -> bool:
         """Whether the pod is the node's. One that runs already is not asked again."""
@@ -232,7 +238,7 @@ class Worker:
             self.status = rejected(self.pod, why, self._means.clock())
             await self._means.reporter.status(self.pod, self.status)
             return False
-        self.is_taken = True
+        self.is_taken, self.takes = True, taken_by(self.given)
         return True
 
     async def _check_deadline(self) -> None:
