@@ -16,6 +16,10 @@ class Events:
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[api.ContainerEventResponse | None]] = set()
 
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
+
     def tell(self, event: api.ContainerEventResponse | None) -> None:
         for listener in self._listeners:
             if listener.full():

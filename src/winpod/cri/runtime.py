@@ -114,6 +114,8 @@ class Runtime:
 
     def changed(self, id_: str, kind: api.ContainerEventType, sandbox: Sandbox) -> None:
         """Tell everybody who listens."""
+        if not self._events.has_listeners:
+            return
         self._events.tell(
             api.ContainerEventResponse(
                 container_id=id_,

@@ -118,6 +118,9 @@ class State:
             self._prepare(file)
             self.sandboxes: dict[str, Sandbox] = {r.id: r for r in self._read(Sandbox)}
             self.containers: dict[str, Container] = {r.id: r for r in self._read(Container)}
+            self._together: dict[str, dict[str, Container]] = {}
+            for container in self.containers.values():
+                self._together.setdefault(container.sandbox, {})[container.id] = container
         except sqlite3.OperationalError as error:
             self._database.close()
             raise StateUnwritable(file, error) from error
@@ -189,6 +192,8 @@ class State:
                 f"Remove that {kind}, or use another attempt number.",
             ) from None
         self._table(record)[record.id] = record
+        if isinstance(record, Container):
+            self._together.setdefault(record.sandbox, {})[record.id] = record
 
     def save(self, record: Sandbox | Container, **changes: Any) -> None:
         """Change a record, on disk first."""
@@ -218,6 +223,10 @@ class State:
                 [record.id],
             )
         self._table(record).pop(record.id, None)
+        if isinstance(record, Container):
+            self._together.get(record.sandbox, {}).pop(record.id, None)
+        else:
+            self._together.pop(record.id, None)
 
     def _table(self, record: Sandbox | Container) -> dict[str, Any]:
         return self.containers if isinstance(record, Container) else self.sandboxes
@@ -230,7 +239,7 @@ class State:
         return _find(self.containers, id_, "container")
 
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
-        return [c for c in self.containers.values() if c.sandbox == sandbox.id]
+        return list(self._together.get(sandbox.id, {}).values())
 
     def close(self) -> None:
         self._database.close()
