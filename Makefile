@@ -58,6 +58,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.base
 	tools/debian-packages conmon containernetworking-plugins iptables iproute2
 	unshare --net $(BIN)/python -m benchmarks.runtime
+	$(BIN)/python -m benchmarks.scale
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
