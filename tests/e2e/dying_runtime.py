@@ -18,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import winpod.cli.runtime
 from winpod.cli.main import main
 from winpod.compute import mounts
 from winpod.network import namespaces
 
 _MOVES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.chown", "os.kill")
 _WHILE_IT_RUNS = 0.02
+_READ_AHEAD = winpod.cli.runtime  # the command line reads it only when it is asked for
 
 
 class Effects:

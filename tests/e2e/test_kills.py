@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from tests.e2e.runtime_process import DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.images.base import Base
 from winpod.windows.errors import WinpodError
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 CODE = 0xC0000123
 KILLED = 0xC000013A
-DEATHS = 16
+DEATHS = 12
 CREATED, RUNNING, EXITED = (
     api.CONTAINER_CREATED,
     api.CONTAINER_RUNNING,
@@ -30,13 +33,25 @@ CREATED, RUNNING, EXITED = (
 )
 
 
-@pytest.fixture
-async def runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
-    async with RuntimeProcess.running(tmp_path, base) as machine:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def machine(
+    base: Base, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RuntimeProcess]:
+    async with RuntimeProcess.running(tmp_path_factory.mktemp("kills"), base) as machine:
         yield machine
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def runtime(machine: RuntimeProcess) -> AsyncIterator[RuntimeProcess]:
+    if not machine.lives():
+        await machine.restart()
+    await machine.remove_all()
+    forget_log(machine)
+    (machine.data / "go").unlink(missing_ok=True)
+    yield machine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def warm_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
     async with RuntimeProcess.running(tmp_path, base, warm=1) as machine:
         yield machine
@@ -272,3 +287,54 @@ async def test_a_container_that_loses_a_process_of_its_own_ends_and_can_be_remov
     await runtime.remove(container)
     await runtime.remove_all()
     assert runtime.leftovers() == {}
+
+
+async def test_killed_while_it_finds_everything_again(runtime: RuntimeProcess) -> None:
+    kept = await runtime.begin(await runtime.run_pod("kept"), "ticks", hex(CODE))
+    for number in range(1, 40, 3):
+        pod = await runtime.run_pod(f"gone-{number}")
+        await runtime.begin(pod, "sleep", name="gone")
+        runtime.die_at(8)
+        with contextlib.suppress(WinpodError):
+            await runtime.remove_pod(pod)
+        await runtime.end()
+        with contextlib.suppress(DidNotStart):
+            await runtime.start(die_at=number)
+        await runtime.restart()
+        await runtime.remove_pod(pod)
+        assert {container.id for container in await runtime.containers()} == {kept}
+    await goes_on(runtime, kept)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.05, 0.1, 0.2, 0.4])
+async def test_a_client_that_goes_away_leaves_nothing_half_made(
+    runtime: RuntimeProcess, seconds: float
+) -> None:
+    async def cut_short(request: Any) -> None:
+        with contextlib.suppress(TimeoutError, WinpodError):
+            await asyncio.wait_for(runtime.call(request), seconds)
+
+    pod = await runtime.run_pod()
+    await cut_short(runtime.container_request(pod, "ticks", hex(CODE)))
+    container = await settled(runtime, pod)
+    await cut_short(api.StartContainerRequest(container_id=container))
+    if (await runtime.status(container)).state == CREATED:
+        with contextlib.suppress(WinpodError):  # the first may just have come to its end
+            await runtime.call(api.StartContainerRequest(container_id=container))
+    await goes_on(runtime, container)
+    await cut_short(api.RemoveContainerRequest(container_id=container))
+    await cut_short(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+    await runtime.remove_pod(pod)
+    assert runtime.leftovers() == {}
+
+
+async def settled(runtime: RuntimeProcess, pod: str) -> str:
+    """The container of a name that a call cut short may still have."""
+    for _ in range(200):
+        with contextlib.suppress(WinpodError):
+            return await runtime.create(pod, "ticks", hex(CODE))
+        found = await runtime.containers()
+        if found:
+            return str(found[0].id)
+        await asyncio.sleep(0.05)
+    raise AssertionError("the name is never free")
