@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from winpod.compute.shell import NO_MENUS
 from winpod.images.base import Base, prepare_prefix
 from winpod.images.base_container import ENVIRONMENT
 from winpod.images.manifests import OCI_CONFIG, OCI_MANIFEST, digest_of
@@ -28,18 +29,18 @@ def pack_wine(base: Base, program: Path, name: str, folder: Path) -> Path:
     into_c = "--transform=s,^\\.,prefix/drive_c,S"
     _tar("--append", "--file", layer, into_c, "--directory", base.drive_c, ".")
     _tar("--append", "--file", layer, into_c, "--directory", program.parent, f"./{program.name}")
-    return _pack(layer, name, ["wine64"], ENVIRONMENT, folder)
+    return _pack(layer, name, ["wine64"], [*_variables(ENVIRONMENT), NO_MENUS], folder)
 
 
 def pack_program(program: Path, name: str, folder: Path) -> Path:
     """One program for Linux, and nothing else."""
     layer = folder / f"{program.name}.tar"
     _tar("--create", "--file", layer, "--directory", program.parent, program.name)
-    return _pack(layer, name, [f"/{program.name}"], {}, folder)
+    return _pack(layer, name, [f"/{program.name}"], [], folder)
 
 
 def _pack(
-    layer: Path, name: str, entrypoint: Sequence[str], env: Mapping[str, str], folder: Path
+    layer: Path, name: str, entrypoint: Sequence[str], variables: Sequence[str], folder: Path
 ) -> Path:
     """An archive that `ctr images import` takes."""
     layout = folder / f"{layer.stem}-layout"
@@ -55,13 +56,12 @@ def _pack(
         (blobs / digest_of(data).removeprefix("sha256:")).write_bytes(data)
         return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
 
-    variables = [f"{key}={value}" for key, value in env.items()]
     config = stored(
         OCI_CONFIG,
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Entrypoint": list(entrypoint), "Env": variables, "WorkingDir": "/"},
+            "config": {"Entrypoint": list(entrypoint), "Env": list(variables), "WorkingDir": "/"},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         },
     )
@@ -74,6 +74,10 @@ def _pack(
     archive = layout.with_suffix(".archive")
     _tar("--create", "--file", archive, "--directory", layout, ".")
     return archive
+
+
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in environment.items()]
 
 
 def _tar(*arguments: str | Path) -> None:

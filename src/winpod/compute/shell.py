@@ -20,6 +20,9 @@ from winpod.images.base_container import tmpfs
 from winpod.windows.users import User
 
 PREFIX = "/prefix"
+NO_MENUS = "WINEDLLOVERRIDES=winemenubuilder.exe=d"
+"""A third of a boot goes into entries for the menus of a desktop that is not there."""
+
 DRIVE_C = f"{PREFIX}/drive_c"
 IDS = 65536
 _AGENT_DIRECTORY = "/winpod"
@@ -72,6 +75,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
                 "HOME=/root",
                 f"WINEPREFIX={PREFIX}",
                 "WINEDEBUG=-all",
+                NO_MENUS,
                 "LANG=C.UTF-8",
             ],
             "noNewPrivileges": True,

@@ -277,7 +277,9 @@ def _further(folder: Path, command: Sequence[str]) -> Program:
 
 
 def _usage(room: Room) -> Usage:
-    counted = cgroups.read_usage(room.id)
+    if not (id_ := room.id):
+        return Usage(time.time_ns())
+    counted = cgroups.read_usage(id_)
     disk_bytes, inodes = disks.used(room.folder)
     return Usage(
         time.time_ns(),
@@ -309,4 +311,5 @@ def _lives(folder: Path) -> bool:
 
 
 def _ran_out_of_memory(folder: Path) -> bool:
-    return cgroups.read_usage(Room(folder).id).out_of_memory_kills > 0
+    id_ = Room(folder).id
+    return bool(id_) and cgroups.read_usage(id_).out_of_memory_kills > 0
