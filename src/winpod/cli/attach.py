@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Target, find_container, with_runtime
+from winpod.cli.containers import Clients, Namespace, Part, Target, find_container, with_runtimes
 from winpod.cli.foreground import in_foreground, shell_code
 from winpod.cli.options import Root
 from winpod.cli.terminal import check_terminal
 from winpod.cri.labels import STDIO_ANNOTATION
-from winpod.cri.rpc import Client
 
 
 def command(
     target: Target,
+    container: Part = "",
+    namespace: Namespace = "",
     no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Only look on.")] = False,
     root: Root = None,
 ) -> None:
@@ -25,16 +26,16 @@ def command(
     terminal, Ctrl-P Ctrl-Q leaves it running.
     """
 
-    async def attach(client: Client) -> int:
-        found = await find_container(client, target)
+    async def attach(clients: Clients) -> int:
+        found = await find_container(clients, target, container, namespace)
         has = found.container.annotations.get(STDIO_ANNOTATION, "").split()
         if "tty" in has and not no_stdin:
             check_terminal()
         return await in_foreground(
-            client,
+            found.client,
             found.id,
             stdin="stdin" in has and not no_stdin,
             terminal="tty" in has and not no_stdin,
         )
 
-    raise typer.Exit(shell_code(with_runtime(root, attach)))
+    raise typer.Exit(shell_code(with_runtimes(root, attach)))

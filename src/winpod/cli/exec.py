@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Target, find_container, with_runtime
+from winpod.cli.containers import Clients, Namespace, Part, Target, find_container, with_runtimes
 from winpod.cli.foreground import failures_as_docker_tells_them, shell_code
 from winpod.cli.options import Root
 from winpod.cli.run_options import parse_variable
 from winpod.cli.terminal import carry, check_terminal
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 from winpod.cri.streaming.client import open_session
 from winpod.windows.errors import InvalidInput
 
@@ -31,6 +30,8 @@ def command(
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
     ] = None,
+    container: Part = "",
+    namespace: Namespace = "",
     workdir: Annotated[str, typer.Option("--workdir", "-w", help="Working directory.")] = "",
     root: Root = None,
 ) -> None:
@@ -40,10 +41,11 @@ def command(
     """
     pairs = [parse_variable(text, os.environ) for text in env or ()]
     variables = {pair.key: pair.value.decode() for pair in pairs}
+    arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
     line = wrapped(arguments, variables, workdir, detach)
 
-    async def execute(client: Client) -> int:
-        found = await find_container(client, target)
+    async def execute(clients: Clients) -> int:
+        found = await find_container(clients, target, container, namespace)
         request = api.ExecRequest(
             container_id=found.id,
             cmd=line,
@@ -52,7 +54,7 @@ def command(
             stderr=not tty,
             tty=tty and not detach,
         )
-        url = (await client.call("Exec", request)).url
+        url = (await found.client.call("Exec", request)).url
         async with open_session(url) as session:
             await carry(session, stdin=request.stdin, terminal=request.tty, detachable=False)
             return session.exit_code
@@ -60,7 +62,7 @@ def command(
     with failures_as_docker_tells_them():
         if tty and not detach:
             check_terminal()
-        code = with_runtime(root, execute)
+        code = with_runtimes(root, execute)
     raise typer.Exit(shell_code(code))
 
 

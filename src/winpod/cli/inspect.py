@@ -7,10 +7,9 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from winpod.cli.containers import Listed, Targets, find_container, with_runtime
+from winpod.cli.containers import Clients, Listed, Targets, find_container, with_runtimes
 from winpod.cli.options import Root
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 
 
 def command(targets: Targets, root: Root = None) -> None:
@@ -19,18 +18,18 @@ def command(targets: Targets, root: Root = None) -> None:
     The words are the CRI's, as crictl has them: `status` is the container's, `sandbox` the pod's.
     """
 
-    async def inspect(client: Client) -> list[dict[str, Any]]:
-        found = [await find_container(client, text) for text in targets]
-        return [await _told(client, one) for one in found]
+    async def inspect(clients: Clients) -> list[dict[str, Any]]:
+        found = [await find_container(clients, text) for text in targets]
+        return [await _told(one) for one in found]
 
-    print(json.dumps(with_runtime(root, inspect), indent=2))
+    print(json.dumps(with_runtimes(root, inspect), indent=2))
 
 
-async def _told(client: Client, one: Listed) -> dict[str, Any]:
-    container = await client.call(
+async def _told(one: Listed) -> dict[str, Any]:
+    container = await one.client.call(
         "ContainerStatus", api.ContainerStatusRequest(container_id=one.id, verbose=True)
     )
-    sandbox = await client.call(
+    sandbox = await one.client.call(
         "PodSandboxStatus",
         api.PodSandboxStatusRequest(pod_sandbox_id=one.sandbox.id, verbose=True),
     )

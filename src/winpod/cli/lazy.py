@@ -12,11 +12,16 @@ from typer.core import TyperCommand, TyperGroup
 COMMANDS = {
     "check": "Say whether manifests will run on Windows nodes, where, and if not, why and what "
     "to change.",
+    "play": "Run manifests on this machine: Windows pods of any build, with no cluster.",
+    "down": "End what `play` runs: all of it, or what these manifests asked for.",
     "run": "Run a Windows container, with its output and its exit code.",
     "ps": "List the containers that run, whoever started them.",
     "logs": "Print what a container wrote.",
     "exec": "Run a further program in a container that runs.",
     "attach": "Join the program of a container that runs.",
+    "port-forward": "Lead ports of this machine into a pod, until Ctrl-C.",
+    "describe": "Tell all about one object that is played, and why its pods are where they are.",
+    "events": "Tell what has happened to pods and workloads, the oldest first.",
     "stop": "Stop containers: they are asked to end, and killed if they do not.",
     "rm": "Remove containers that have ended.",
     "inspect": "Tell all that is known about containers, as JSON.",
@@ -28,7 +33,7 @@ COMMANDS = {
     "base": "Build, show and remove the Windows that containers run on.",
     "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
 }
-"""Each with the first line of its help; its module has the same name."""
+"""Each with the first line of its help; its module has the same name, with _ for -."""
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "run": {"allow_interspersed_args": False, "help_option_names": ["--help"]},
@@ -56,7 +61,7 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """The whole command."""
-    module = import_module(f"winpod.cli.{name}")
+    module = import_module(f"winpod.cli.{name.replace('-', '_')}")
     if hasattr(module, "app"):
         group: Any = typer.main.get_command(module.app)
         group.name = name

@@ -11,9 +11,16 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Target, container_status, exit_code, find_container, with_runtime
+from winpod.cli.containers import (
+    Clients,
+    Part,
+    Target,
+    container_status,
+    exit_code,
+    find_container,
+    with_runtimes,
+)
 from winpod.cli.options import Root
-from winpod.cri.rpc import Client
 from winpod.node.logs import Line, Log, Printer, log_time
 from winpod.windows.errors import InvalidInput, NotFound
 
@@ -22,6 +29,10 @@ _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 
 def command(
     target: Target,
+    container: Part = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="Only pods of this namespace.")
+    ] = "",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the container has ended.")
     ] = False,
@@ -41,9 +52,9 @@ def command(
     newest = _parse_tail(tail)
     start = parse_since(since, datetime.now(UTC)) if since else ""
 
-    async def show(client: Client) -> None:
-        found = await find_container(client, target)
-        status = await container_status(client, found.id)
+    async def show(clients: Clients) -> None:
+        found = await find_container(clients, target, container, namespace)
+        status = await container_status(found.client, found.id)
         if not status.log_path:
             raise NotFound(f"{found.name} was made without a log.")
         printer = Printer(timestamps=timestamps)
@@ -56,18 +67,21 @@ def command(
         for line in log.read():
             print_line(line)
         if follow:
-            ended = asyncio.create_task(exit_code(client, found.id))
+            ended = asyncio.create_task(exit_code(found.client, found.id))
             async for line in log.follow(ended):
                 print_line(line)
 
-    with_runtime(root, show)
+    with_runtimes(root, show)
 
 
 def _parse_tail(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal():
-        raise InvalidInput(f'"{text}" is not a number of lines.', "Write 20, or all.")
+        raise InvalidInput(
+            f'"{text}" is not a number of lines.',
+            "Write 20, or all; a namespace is given with --namespace.",
+        )
     return int(text)
 
 

@@ -38,6 +38,17 @@ def human_size(size: float) -> str:
     return f"{size:.3g} TB"
 
 
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def ago(seconds: float) -> str:
+    """`5 minutes`, `2 hours`: the largest unit that fits."""
+    for name, length in _UNITS:
+        if (count := int(seconds // length)) > 0:
+            return f"{count} {name}{'s' if count > 1 else ''}"
+    return "less than a second"
+
+
 def short_id(digest: str) -> str:
     """The twelve digits that people read, of an id or a digest."""
     return digest.rpartition(":")[2][:12]

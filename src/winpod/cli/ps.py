@@ -6,16 +6,19 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from winpod.cli.containers import Listed, container_status, list_containers, with_runtime
-from winpod.cli.options import Format, Output, Root, print_table, short_id
+from winpod.cli.containers import Clients, Listed, container_status, list_containers, with_runtimes
+from winpod.cli.names import has_pods
+from winpod.cli.options import Format, Output, Root, ago, print_table, short_id
+from winpod.cri.config import read_config
 from winpod.cri.labels import PORTS_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 from winpod.windows.errors import InvalidInput
 
 _FILTERS = ("name", "status", "image", "label")
@@ -26,7 +29,6 @@ _STATES = {
     api.CONTAINER_UNKNOWN: "unknown",
 }
 _SECOND = 1_000_000_000
-_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def command(
@@ -44,23 +46,29 @@ def command(
         ),
     ] = None,
     no_trunc: Annotated[bool, typer.Option("--no-trunc", help="Whole ids.")] = False,
+    pods: Annotated[
+        bool, typer.Option("--pods", "-p", help="The pods of `play`: where each runs, and why.")
+    ] = False,
     root: Root = None,
     output: Output = Format.TEXT,
 ) -> None:
     """List the containers that run, whoever started them."""
+    if pods:
+        _list_pods(root, output)
+        return
     wanted = [_parse_filter(text) for text in filters or ()]
     shown = everything or any(key == "status" for key, _ in wanted)
 
-    async def read(client: Client) -> list[tuple[Listed, Any]]:
+    async def read(clients: Clients) -> list[tuple[Listed, Any]]:
         listed = [
             one
-            for one in await list_containers(client)
+            for one in await list_containers(clients)
             if (shown or one.is_running) and all(_holds(one, *pair) for pair in wanted)
         ]
-        statuses = await asyncio.gather(*(container_status(client, one.id) for one in listed))
+        statuses = await asyncio.gather(*(container_status(one.client, one.id) for one in listed))
         return list(zip(listed, statuses, strict=True))
 
-    found = with_runtime(root, read)
+    found = with_runtimes(root, read)
     if quiet:
         for one, _ in found:
             print(one.id if no_trunc else short_id(one.id))
@@ -69,6 +77,31 @@ def command(
     else:
         columns = ("id", "image", "created", "status", "ports", "name")
         print_table(columns, [_row(one, status, no_trunc) for one, status in found])
+
+
+def _list_pods(root: Path | None, output: Format) -> None:
+    from winpod.cli.play_table import print_played
+    from winpod.node.play.client import play_of
+
+    config = read_config()
+    config = replace(config, root=(root or config.root).absolute())
+
+    async def read() -> Any:
+        async with play_of(config.root, config) as client:
+            return await client.get("state")
+
+    nothing: dict[str, list[Any]] = {
+        "nodes": [],
+        "pods": [],
+        "workloads": [],
+        "services": [],
+        "troubles": [],
+    }
+    state = asyncio.run(read()) if has_pods(config.root) else nothing
+    if output is Format.JSON:
+        print(json.dumps(state, indent=2))
+    else:
+        print_played(state)
 
 
 def _parse_filter(text: str) -> tuple[str, str]:
@@ -113,11 +146,7 @@ def describe_status(status: Any) -> str:
 
 
 def _ago(moment: int) -> str:
-    seconds = max(0, (time.time_ns() - moment) // _SECOND)
-    for name, length in _UNITS:
-        if count := seconds // length:
-            return f"{count} {name}{'s' if count > 1 else ''}"
-    return "less than a second"
+    return ago((time.time_ns() - moment) / _SECOND)
 
 
 def _as_json(one: Listed, status: Any) -> dict[str, Any]:

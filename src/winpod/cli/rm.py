@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Listed, Targets, for_each, remove_pod, with_runtime
+from winpod.cli.containers import Clients, Listed, Targets, for_each, remove_pod, with_runtimes
 from winpod.cli.options import Root
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 from winpod.windows.errors import InvalidInput
 
 
@@ -26,7 +25,7 @@ def command(
     whoever runs the pod may start them again.
     """
 
-    async def remove(client: Client) -> int:
+    async def remove(clients: Clients) -> int:
         async def one(listed: Listed) -> None:
             if listed.is_running and not force:
                 raise InvalidInput(
@@ -34,11 +33,11 @@ def command(
                     f"Stop it first (winpod stop {listed.name}), or use -f.",
                 )
             if listed.is_of_run:
-                await remove_pod(client, listed.sandbox.id)
+                await remove_pod(listed.client, listed.sandbox.id)
                 return
             request = api.RemoveContainerRequest(container_id=listed.id)
-            await client.call("RemoveContainer", request)
+            await listed.client.call("RemoveContainer", request)
 
-        return await for_each(client, targets, one)
+        return await for_each(clients, targets, one)
 
-    raise typer.Exit(with_runtime(root, remove))
+    raise typer.Exit(with_runtimes(root, remove))

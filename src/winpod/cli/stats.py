@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from winpod.cli.containers import Listed, choose, list_containers, with_runtime
+from winpod.cli.containers import Clients, Listed, choose, list_containers, with_runtimes
 from winpod.cli.options import Format, Output, Root, human_size, print_table, short_id
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 
 _COLUMNS = ("id", "name", "cpu %", "memory", "written")
 _BETWEEN_SECONDS = 1.0
@@ -33,11 +32,11 @@ def command(
     On a terminal it goes on until Ctrl-C. CPU is of one processor, over the last second.
     """
 
-    async def show(client: Client) -> None:
-        await _read(client, targets or [])
+    async def show(clients: Clients) -> None:
+        await _read(clients, targets or [])
         while True:
             await asyncio.sleep(_BETWEEN_SECONDS)
-            used = await _read(client, targets or [])
+            used = await _read(clients, targets or [])
             if output is Format.JSON:
                 print(json.dumps([_as_json(*pair) for pair in used], indent=2))
             else:
@@ -47,14 +46,15 @@ def command(
             if no_stream or output is Format.JSON or not sys.stdout.isatty():
                 return
 
-    with_runtime(root, show)
+    with_runtimes(root, show)
 
 
-async def _read(client: Client, targets: list[str]) -> list[tuple[Listed, Any]]:
-    listed = await list_containers(client)
+async def _read(clients: Clients, targets: list[str]) -> list[tuple[Listed, Any]]:
+    listed = await list_containers(clients)
     wanted = [choose(listed, target) for target in targets] or listed
-    answer = await client.call("ListContainerStats", api.ListContainerStatsRequest())
-    stats = {one.attributes.id: one for one in answer.stats}
+    request = api.ListContainerStatsRequest()
+    answers = await asyncio.gather(*(c.call("ListContainerStats", request) for c in clients))
+    stats = {one.attributes.id: one for answer in answers for one in answer.stats}
     return [(one, stats[one.id]) for one in wanted if one.id in stats]
 
 

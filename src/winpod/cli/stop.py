@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Targets, for_each, with_runtime
+from winpod.cli.containers import Clients, Listed, Targets, for_each, with_runtimes
 from winpod.cli.options import Root
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 
 
 def command(
@@ -24,11 +23,11 @@ def command(
 ) -> None:
     """Stop containers: they are asked to end, and killed if they do not."""
 
-    async def stop(client: Client) -> int:
-        async def one(id_: str) -> None:
-            request = api.StopContainerRequest(container_id=id_, timeout=timeout)
-            await client.call("StopContainer", request)
+    async def stop(clients: Clients) -> int:
+        async def one(listed: Listed) -> None:
+            request = api.StopContainerRequest(container_id=listed.id, timeout=timeout)
+            await listed.client.call("StopContainer", request)
 
-        return await for_each(client, targets, lambda listed: one(listed.id))
+        return await for_each(clients, targets, one)
 
-    raise typer.Exit(with_runtime(root, stop))
+    raise typer.Exit(with_runtimes(root, stop))

@@ -9,3 +9,9 @@ PORTS_ANNOTATION = "winpod.dev/ports"
 
 STDIO_ANNOTATION = "winpod.dev/stdio"
 """Whether the program has input and a terminal, which no status tells: `stdin tty`."""
+
+OWNER_ANNOTATION = "winpod.dev/owner"
+"""What made the pod, for people: `Deployment/web`."""
+
+DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+"""The container that is meant where only the pod is named."""

@@ -11,13 +11,12 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from winpod.cri.background import start_in_background
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
 from winpod.images.store_lock import FileLock
@@ -25,9 +24,7 @@ from winpod.windows.builds import Build, parse_build
 from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 
 IDLE_SECONDS = 120
-_START_SECONDS = 60
 _ANSWER_SECONDS = 20
-_LOG_LIMIT = 1024 * 1024
 _LONGEST_SOCKET = 107
 
 
@@ -185,37 +182,12 @@ async def _start(root: Path, host: Build | None) -> Found:
         raise InvalidInput(
             f"{socket} is too long a path for a socket.", "Use a shorter --root, or a link to it."
         )
-    command = [sys.executable, "-m", "winpod", "runtime", "--root", str(root)]
-    command += ["--socket", str(socket), "--idle-exit", str(IDLE_SECONDS)]
-    command += ["--host-build", str(host)] if host else []
-    if log.exists() and log.stat().st_size > _LOG_LIMIT:
-        log.unlink()
-    with log.open("ab") as output:
-        before = output.tell()
-        process = subprocess.Popen(  # noqa: S603, ASYNC220 - it is to outlive this process
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd="/",
-        )
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            while process.poll() is None:
-                serving = read_serving(root)
-                if serving and serving.process == process.pid and (found := await _answering(root)):
-                    return found
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        process.terminate()
-    raise Unavailable(_last_words(log, before) or f"The runtime did not start. See {log}.")
+    arguments = ["runtime", "--root", str(root), "--socket", str(socket)]
+    arguments += ["--idle-exit", str(IDLE_SECONDS)]
+    arguments += ["--host-build", str(host)] if host else []
 
+    async def answering(process: int) -> Found | None:
+        serving = read_serving(root)
+        return await _answering(root) if serving and serving.process == process else None
 
-def _last_words(log: Path, before: int) -> str:
-    """The sentence that a runtime ended with."""
-    with log.open("rb") as file:
-        file.seek(before)
-        lines = file.read().decode(errors="replace").splitlines()
-    said = [line.removeprefix("winpod: ") for line in lines if line.startswith("winpod: ")]
-    return said[-1] if said else ""
+    return await start_in_background(arguments, log, answering)

@@ -16,6 +16,8 @@ from winpod.windows.errors import Unavailable, WinpodError
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _PROTOCOL = "v5.channel.k8s.io"
+_PORT_PROTOCOL = "v4.channel.k8s.io"
+_PORT_DATA, _PORT_ERROR = 0, 1
 _CLOSE_SECONDS = 2.0
 _STAY_SECONDS = 1800.0
 
@@ -106,3 +108,43 @@ async def open_session(url: str) -> AsyncIterator[Session]:
             staying.cancel()
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await socket.close()
+
+
+async def forward_port(
+    url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """One connection, joined to the port that PortForward was asked for, until the pod ends it."""
+    async with ClientSession() as http:
+        try:
+            socket = await http.ws_connect(url, protocols=(_PORT_PROTOCOL,), max_msg_size=0)
+        except (ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"The runtime does not answer: {error}.") from None
+        sending = asyncio.create_task(_send_all(reader, socket))
+        try:
+            await _receive_all(socket, writer)
+        finally:
+            sending.cancel()
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await socket.close()
+
+
+async def _send_all(reader: asyncio.StreamReader, socket: ClientWebSocketResponse) -> None:
+    while data := await reader.read(CHUNK):
+        await socket.send_bytes(bytes((_PORT_DATA,)) + data)
+
+
+async def _receive_all(socket: ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+    """The first message of each channel is the port's number."""
+    begun: set[int] = set()
+    async for message in socket:
+        if message.type is not WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel not in begun:
+            begun.add(channel)
+            data = data[2:]
+        if channel == _PORT_ERROR and data:
+            raise SessionFailed(data.decode(errors="replace"))
+        if channel == _PORT_DATA and data:
+            writer.write(data)
+            await writer.drain()

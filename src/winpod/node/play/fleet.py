@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +59,9 @@ class Fleet:
         """Those that need their pods: they are new, or began anew."""
         wanted = {facts.name: facts for facts in self.facts(documents)}
         for name in [name for name in self.nodes if name not in wanted and not pods.on(name)]:
-            await self.nodes.pop(name).stop()
+            unwanted = self.nodes.pop(name)
+            await unwanted.stop()
+            await asyncio.to_thread(_discard, unwanted.facts.root)
         fresh = []
         for name, facts in wanted.items():
             if (node := self.nodes.get(name)) is None:
@@ -90,3 +94,10 @@ class Fleet:
             settings,
             shared=self._root,
         )
+
+
+def _discard(root: Path) -> None:
+    """The files of a node that is no more; what is still mounted there is left alone."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    if f" {root}/" not in mounts:
+        shutil.rmtree(root, ignore_errors=True)

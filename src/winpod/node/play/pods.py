@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from lightkube.models import core_v1 as v1
 
+from winpod.cri.labels import DEFAULT_CONTAINER_ANNOTATION
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.placing import Choice, merged
 from winpod.node.play.records import Kept, Records
@@ -150,6 +151,9 @@ def completed(
     spec.serviceAccountName = spec.serviceAccountName or "default"
     if spec.terminationGracePeriodSeconds is None:
         spec.terminationGracePeriodSeconds = DEFAULT_GRACE
+    annotations = metadata_of(pod).annotations or {}
+    main = {DEFAULT_CONTAINER_ANNOTATION: spec.containers[0].name}
+    metadata_of(pod).annotations = {**main, **annotations}
     known = set(local)
     for container in _containers(pod):
         if not container.imagePullPolicy:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 
+from winpod.cri.labels import OWNER_ANNOTATION
 from winpod.node.pods import ENDED, condition, is_deleted
 from winpod.node.requests import metadata_of
 from winpod.windows.objects import Requirement
@@ -81,7 +82,11 @@ def pod_from(
         name=name,
         namespace=owner.metadata.namespace,
         labels={**(metadata.labels or {}), **(labels or {})},
-        annotations={**(metadata.annotations or {}), **(annotations or {})},
+        annotations={
+            **(metadata.annotations or {}),
+            **(annotations or {}),
+            OWNER_ANNOTATION: f"{owner.kind}/{owner.metadata.name}",
+        },
         ownerReferences=[reference_to(owner)],
     )
     return v1.Pod(metadata=made, spec=spec)

@@ -96,9 +96,10 @@ class World:
         self.records.close()
 
     @property
-    def is_empty(self) -> bool:
-        """Nothing runs, and nothing is asked for but what is kept for another time."""
-        return not self.pods.all() and all(key.kind in _KEPT for key in self.records.keys())  # noqa: SIM118
+    def is_idle(self) -> bool:
+        """No pod is there, and nothing that makes pods or leads to them."""
+        active = (*controllers.KINDS, "Pod", "Service")
+        return not any(key.kind in active for key in self.records.keys())  # noqa: SIM118
 
     async def apply(self, asked: Asked) -> tuple[list[Change], list[str]]:
         for text in asked.publish:
@@ -214,6 +215,8 @@ class World:
         for kind in controllers.KINDS:
             for document in self.records.of_kind(kind):
                 await self._step(document)
+        if self.is_idle:
+            await self._let_nodes_go()
         for document in list(self.pods.replaced()):
             self.pods.add(self.desired.made(document), document)
         for pod in self.pods.all():
@@ -224,6 +227,13 @@ class World:
             self.pods.all(),
             self.records.setting("publish"),
         )
+
+    async def _let_nodes_go(self) -> None:
+        """The next pods may need others."""
+        for document in self.records.of_kind("Node"):
+            self.records.remove(key_of(document))
+        await self.fleet.settle((), self.pods)
+        self.records.clear()
 
     def _end_orphans(self) -> None:
         """Pods and jobs whose owner is not there any more."""

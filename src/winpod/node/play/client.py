@@ -1,0 +1,119 @@
+"""The client's end: the process that plays a root, found, or started where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
+
+from winpod.cri.background import start_in_background
+from winpod.cri.config import Config
+from winpod.cri.settings import Compute
+from winpod.images.store_lock import FileLock
+from winpod.node.play.objects import Document
+from winpod.node.play.server import play_directory, socket_path
+from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+
+_LONGEST_SOCKET = 90
+_ANSWER_SECONDS = 600.0
+
+
+class Refused(WinpodError):
+    """What the playing process says no to, in its own words."""
+
+    def __init__(self, told: Document) -> None:
+        super().__init__(told.get("sentence", "It was refused."), told.get("advice", ""))
+
+
+class PlayClient:
+    def __init__(self, root: Path) -> None:
+        self._http = ClientSession(
+            connector=UnixConnector(str(socket_path(root))),
+            timeout=ClientTimeout(total=_ANSWER_SECONDS),
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def get(self, what: str, **query: str) -> Any:
+        return await self._ask("GET", what, params=query)
+
+    async def post(self, what: str, body: Document) -> Any:
+        return await self._ask("POST", what, json=body)
+
+    async def _ask(self, method: str, what: str, **more: Any) -> Any:
+        try:
+            async with self._http.request(method, f"http://play/{what}", **more) as response:
+                told = await response.json() if response.content_type.endswith("json") else {}
+                if response.status >= 400:
+                    raise Refused(told)
+                return told
+        except (ClientError, OSError) as error:
+            raise Unavailable(f"The process that plays does not answer: {error}.") from None
+
+
+def is_played(root: Path) -> bool:
+    """Whether something was ever played here; the records say what of it is left."""
+    return (play_directory(root) / "records.db").exists()
+
+
+async def answering(root: Path) -> PlayClient | None:
+    """The client of a process that is there already."""
+    if not socket_path(root).exists():
+        return None
+    client = PlayClient(root)
+    try:
+        await client.get("process")
+    except WinpodError:
+        await client.close()
+        return None
+    return client
+
+
+@asynccontextmanager
+async def play_of(root: Path, config: Config) -> AsyncIterator[PlayClient]:
+    client = await answering(root) or await _started(root, config)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _started(root: Path, config: Config) -> PlayClient:
+    simulated = config.runtime.compute is Compute.SIMULATED
+    if os.geteuid() != 0 and not simulated:
+        raise PermissionDenied(
+            f"Nobody runs pods for {root}, and only root can start it.", "Use sudo."
+        )
+    folder, socket = play_directory(root), socket_path(root)
+    if len(os.fsencode(socket)) > _LONGEST_SOCKET:
+        raise InvalidInput(
+            f"{socket} is too long a path for a socket.", "Use a shorter --root, or a link to it."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = await asyncio.to_thread(FileLock.take, folder / "starting")
+    try:
+        if found := await answering(root):
+            return found
+        await _until_free(folder / "lock")
+        return await start_in_background(
+            ["play", "--serve", "--root", str(root)],
+            folder / "play.log",
+            lambda _: answering(root),
+        )
+    finally:
+        lock.release()
+
+
+async def _until_free(file: Path) -> None:
+    """One that is just ending has to have ended."""
+    for _ in range(400):
+        if lock := FileLock.try_take(file):
+            lock.release()
+            return
+        await asyncio.sleep(0.05)
