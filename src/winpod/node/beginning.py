@@ -11,9 +11,10 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.node.environment import ConfigError, resolve
 from winpod.node.hooks import run_hook
-from winpod.node.means import CALL_SECONDS, Means
+from winpod.node.means import Means
 from winpod.node.requests import container_config, sandbox_config, spec_of
 from winpod.node.seen import SandboxSeen
+from winpod.node.view import CALL_SECONDS
 from winpod.node.volume_files import VolumeFailed
 from winpod.node.volumes import Mounted
 from winpod.windows.errors import NotFound, WinpodError

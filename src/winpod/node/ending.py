@@ -18,9 +18,10 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.node.decide import Kill, KillReason
 from winpod.node.hooks import run_hook
-from winpod.node.means import CALL_SECONDS, Means
+from winpod.node.means import Means
 from winpod.node.pods import all_containers, grace_seconds, sidecars
 from winpod.node.seen import ContainerSeen, PodSeen
+from winpod.node.view import CALL_SECONDS
 from winpod.windows.errors import WinpodError
 
 LEAST_GRACE = 2

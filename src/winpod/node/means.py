@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,11 +16,8 @@ from winpod.node.checks import Checks
 from winpod.node.facts import NodeFacts
 from winpod.node.pulling import Puller
 from winpod.node.sources import Kind, Objects, Reporter
-from winpod.node.view import RuntimeView
+from winpod.node.view import CALL_SECONDS, RuntimeView, call_in_time
 from winpod.node.volumes import Volumes
-from winpod.windows.errors import Unavailable
-
-CALL_SECONDS = 120.0
 
 
 def utc_now() -> datetime:
@@ -42,12 +38,7 @@ class Means:
     pace: Pace = field(default_factory=Pace)
 
     async def call(self, name: str, request: Message, seconds: float = CALL_SECONDS) -> Any:
-        """The runtime, which has to answer in time."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.client.call(name, request)
-        except TimeoutError:
-            raise Unavailable(f"the runtime did not answer {name} in {seconds:g} s.") from None
+        return await call_in_time(self.client, name, request, seconds)
 
     async def tell(
         self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""

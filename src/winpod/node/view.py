@@ -12,20 +12,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
 from winpod.node.last_words import last_words
 from winpod.node.requests import POD_UID
 from winpod.node.seen import PodSeen, SandboxSeen, pod_seen, sandbox_seen
-from winpod.windows.errors import WinpodError
+from winpod.windows.errors import Unavailable, WinpodError
 
 RELIST_SECONDS = 60.0
+CALL_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 _REMEMBERED = 1000
 _log = logging.getLogger(__name__)
+
+
+async def call_in_time(
+    client: Client, name: str, request: Message, seconds: float = CALL_SECONDS
+) -> Any:
+    """A runtime that does not answer is one that is away."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await client.call(name, request)
+    except TimeoutError:
+        raise Unavailable(f"the runtime did not answer {name} in {seconds:g} s.") from None
 
 
 class RuntimeView:
@@ -58,7 +72,9 @@ class RuntimeView:
         """What the runtime has of a pod now, which its events may tell a moment later."""
         wanted = api.PodSandboxFilter(label_selector={POD_UID: uid})
         asked_at = time.time_ns()
-        listed = await self._client.call("ListPodSandbox", api.ListPodSandboxRequest(filter=wanted))
+        listed = await call_in_time(
+            self._client, "ListPodSandbox", api.ListPodSandboxRequest(filter=wanted)
+        )
         for sandbox in listed.items:
             await self._read(sandbox.id)
         self._drop_unlisted(uid, {sandbox.id for sandbox in listed.items}, asked_at)
@@ -105,8 +121,8 @@ class RuntimeView:
 
     async def _list_all(self) -> None:
         asked_at = time.time_ns()
-        sandboxes = await self._client.call("ListPodSandbox", api.ListPodSandboxRequest())
-        containers = await self._client.call("ListContainers", api.ListContainersRequest())
+        sandboxes = await call_in_time(self._client, "ListPodSandbox", api.ListPodSandboxRequest())
+        containers = await call_in_time(self._client, "ListContainers", api.ListContainersRequest())
         states: dict[str, set[tuple[str, int]]] = {}
         for container in containers.containers:
             states.setdefault(container.pod_sandbox_id, set()).add((container.id, container.state))
@@ -123,8 +139,10 @@ class RuntimeView:
 
     async def _read(self, sandbox: str) -> None:
         try:
-            answer = await self._client.call(
-                "PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+            answer = await call_in_time(
+                self._client,
+                "PodSandboxStatus",
+                api.PodSandboxStatusRequest(pod_sandbox_id=sandbox),
             )
         except RemoteError as error:
             if error.status is not grpc.StatusCode.NOT_FOUND:

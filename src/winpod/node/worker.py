@@ -192,10 +192,15 @@ class Worker:
         if plan != Plan():
             try:
                 await self._act(plan, seen)
-            finally:
-                await self._means.view.refresh(self.uid)
-                await self._report()
+            except (WinpodError, Interrupted):
+                await self._catch_up()
+                raise
+            await self._catch_up()
         await tidy(self._seen(), self._means)
+
+    async def _catch_up(self) -> None:
+        await self._means.view.refresh(self.uid)
+        await self._report()
 
     def _seen(self) -> PodSeen:
         return self._means.view.seen(self.uid)
