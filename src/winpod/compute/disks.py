@@ -8,8 +8,12 @@ a container does not outlive the machine's power.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from winpod.compute.errors import DiskFailed
@@ -17,6 +21,7 @@ from winpod.compute.mounts import unmount
 
 DEFAULT_SIZE = 20 << 30
 SMALLEST = 8 << 20
+_HELD = 64
 _FEATURES = "^has_journal,^resize_inode"
 
 
@@ -45,13 +50,34 @@ def write_at_once(folder: Path) -> None:
 
 
 def remove_disk(folder: Path) -> None:
-    """Whatever is there of it; the machine gets its room back a moment later."""
+    """Whatever is there of it."""
     image = folder / "disk.img"
-    held = os.open(image, os.O_RDONLY | os.O_CLOEXEC) if image.exists() else None
-    image.unlink(missing_ok=True)
-    unmount(folder / "disk")
-    if held is not None:
-        threading.Thread(target=os.close, args=(held,), daemon=True).start()
+    with _freed_later([image]):
+        image.unlink(missing_ok=True)
+        unmount(folder / "disk")
+
+
+def remove_folder(folder: Path) -> None:
+    """All of it, if it is there."""
+    if folder.exists():
+        with _freed_later(folder.rglob("*")):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _freed_later(paths: Iterable[Path]) -> Iterator[None]:
+    """The names of files go at once; nobody waits while the machine takes their room back."""
+    files = (path for path in paths if path.is_file() and not path.is_symlink())
+    held = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in islice(files, _HELD)]
+    try:
+        yield
+    finally:
+        threading.Thread(target=_close, args=(held,), daemon=True).start()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def device_of(folder: Path) -> str:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -255,8 +254,7 @@ def _write_down(folder: Path, asked: ContainerParts, pipes: Sequence[Pipe]) -> N
 
 def _clear(folder: Path) -> None:
     mounts.unmount(folder / "c")
-    if folder.exists():
-        shutil.rmtree(folder)
+    disks.remove_folder(folder)
 
 
 def _program(plan: Plan) -> Program:
