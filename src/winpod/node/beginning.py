@@ -28,13 +28,15 @@ class StartFailed(WinpodError):
         self.reason = reason
 
 
-async def make_sandbox(pod: v1.Pod, attempt: int, means: Means) -> None:
+async def make_sandbox(pod: v1.Pod, attempt: int, means: Means) -> str:
+    """Its id."""
     try:
         request = api.RunPodSandboxRequest(
             config=sandbox_config(pod, means.facts, attempt),
             runtime_handler=await handler_of(pod, means),
         )
-        await means.call("RunPodSandbox", request, 2 * CALL_SECONDS)
+        made = await means.call("RunPodSandbox", request, 2 * CALL_SECONDS)
+        return str(made.pod_sandbox_id)
     except (RemoteError, NotFound) as error:
         text = f"Failed to create pod sandbox: {error}"
         await means.tell(pod, "Warning", "FailedCreatePodSandBox", text)

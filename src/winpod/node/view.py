@@ -68,16 +68,14 @@ class RuntimeView:
     def seen(self, uid: str) -> PodSeen:
         return pod_seen(self._sandboxes.get(uid, {}).values())
 
-    async def refresh(self, uid: str) -> None:
-        """What the runtime has of a pod now, which its events may tell a moment later."""
-        wanted = api.PodSandboxFilter(label_selector={POD_UID: uid})
-        asked_at = time.time_ns()
-        listed = await call_in_time(
-            self._client, "ListPodSandbox", api.ListPodSandboxRequest(filter=wanted)
-        )
-        for sandbox in listed.items:
-            await self._read(sandbox.id)
-        self._drop_unlisted(uid, {sandbox.id for sandbox in listed.items}, asked_at)
+    async def refresh(self, uid: str, made: str = "") -> None:
+        """What the runtime has of a pod now, which its events may tell a moment later.
+
+        `made` is a sandbox that no event has told of yet.
+        """
+        for id_ in {*self._sandboxes.get(uid, ()), made} - {""}:
+            if not await self._read(id_):
+                self._drop(uid, id_)
 
     async def _listen(self) -> None:
         while True:
@@ -137,18 +135,17 @@ class RuntimeView:
             self._drop_unlisted(uid, ids, asked_at)
         self.is_known.set()
 
-    async def _read(self, sandbox: str) -> None:
+    async def _read(self, sandbox: str) -> bool:
+        """Whether there is such a sandbox still."""
+        request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
         try:
-            answer = await call_in_time(
-                self._client,
-                "PodSandboxStatus",
-                api.PodSandboxStatusRequest(pod_sandbox_id=sandbox),
-            )
+            answer = await call_in_time(self._client, "PodSandboxStatus", request)
         except RemoteError as error:
             if error.status is not grpc.StatusCode.NOT_FOUND:
                 raise
-        else:
-            self._take(answer.status, answer.containers_statuses, answer.timestamp)
+            return False
+        self._take(answer.status, answer.containers_statuses, answer.timestamp)
+        return True
 
     def _take(
         self, status: api.PodSandboxStatus, containers: Iterable[api.ContainerStatus], told_at: int

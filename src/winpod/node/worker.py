@@ -298,8 +298,8 @@ class Worker:
             await stop_sandboxes(seen, self._means)
         mounted = await mount_volumes(self.given, self._means) if plan.starts else None
         if plan.make_sandbox:
-            await make_sandbox(self.given, plan.attempt, self._means)
-            await self._means.view.refresh(self.uid)
+            made = await make_sandbox(self.given, plan.attempt, self._means)
+            await self._means.view.refresh(self.uid, made)
             seen = self._seen()
         for kill in plan.kills:
             grace = grace_of(self.given, kill)
