@@ -1,6 +1,7 @@
 """Pods on a node, over the real CRI server, with simulated containers."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -460,3 +461,90 @@ async def test_a_hundred_pods_run_beside_each_other(
         engine.set(pod_of(image, name))
     await node.until(lambda: all(is_ready(node.said.last(f"uid-{name}")) for name in names))
     assert await listed(client) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "words"),
+    [
+        (
+            {"runtimeClassName": "runhcs-wcow-hypervisor-17763"},
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: .*asks for hypervisor isolation",
+        ),
+        (
+            {"runtimeClassName": "runsc"},
+            "FailedCreatePodSandBox",
+            'no runtime for "runsc" is configured',
+        ),
+        (
+            {
+                "hostNetwork": True,
+                "securityContext": {"windowsOptions": {"hostProcess": True}},
+            },
+            "FailedCreatePodSandBox",
+            "no Windows host to be part of",
+        ),
+        (
+            {"volumes": [{"name": "share", "csi": {"driver": "smb.csi.k8s.io"}}]},
+            "FailedMount",
+            "of a kind that this node cannot mount: csi",
+        ),
+    ],
+    ids=["hypervisor", "unknown handler", "host process", "volume"],
+)
+async def test_a_pod_that_cannot_start_here_waits_and_says_why(
+    node: SmallNode, client: Client, engine: Engine, spec: Any, reason: str, words: str
+) -> None:
+    pod = pod_of("app:1", **spec)
+    engine.set(pod)
+    await node.until(lambda: reason in node.said.reasons(UID))
+    told = next(message for _, told, message, _ in node.said.events if told == reason)
+    assert re.search(words, told), told
+    assert node.said.last(UID).phase == "Pending"
+    engine.set(deleted(pod))
+    await node.until(lambda: node.said.away == [UID])
+    assert await listed(client) == (0, 0)
+
+
+async def test_other_probes_wait_until_a_container_has_started(
+    node: SmallNode, engine: Engine, image: str
+) -> None:
+    slow = {"exec": {"command": ["simulate", "1"]}, "periodSeconds": 1, "failureThreshold": 2}
+    dead = {"exec": {"command": ["simulate", "2"]}, "failureThreshold": 1}
+    both = {"startupProbe": {**slow, "terminationGracePeriodSeconds": 1}, "livenessProbe": dead}
+    engine.set(pod_of(image, with_each=[both]))
+    killed = "Container app failed startup probe, will be restarted"
+    await node.until(lambda: (UID, "Killing", killed, "app") in node.said.events)
+    said = [message for _, reason, message, _ in node.said.events if reason == "Unhealthy"]
+    assert [message.partition(":")[0] for message in said] == ["Startup probe failed"] * 2
+    assert not any(container(status).started for status in node.said.statuses[UID])
+
+
+async def test_a_node_without_processes_answers_probes_of_the_network_itself(
+    node: SmallNode, client: Client, image: str
+) -> None:
+    node.facts = replace(node.facts, is_simulated=True)
+    probe = {"httpGet": {"port": 80}}
+    async with node.engine(client) as engine:
+        engine.set(pod_of(image, with_each=[{"readinessProbe": probe}]))
+        await node.until(lambda: is_ready(node.said.last(UID)))
+
+
+async def test_mounted_config_maps_follow_their_object(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.REFRESH_SECONDS", 0.2)
+    node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "slow"}})
+    volume = {"name": "settings", "configMap": {"name": "settings"}}
+    mount = {"name": "settings", "mountPath": "C:\\settings"}
+    async with node.engine(client) as engine:
+        engine.set(pod_of(image, volumes=[volume], with_each=[{"volumeMounts": [mount]}]))
+        await node.until(lambda: is_ready(node.said.last(UID)))
+        file = node.facts.root / "pods" / UID / "volumes/settings/mode"
+        assert await asyncio.to_thread(file.read_text) == "slow"
+        node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "fast"}})
+
+        async def follows() -> bool:
+            return await asyncio.to_thread(file.read_text) == "fast"
+
+        await until_true(follows)
