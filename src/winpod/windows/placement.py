@@ -202,9 +202,14 @@ def _status(pod: Pod, verdicts: Sequence[Verdict], refusals: Sequence[Reason]) -
 
 
 def _choice(verdicts: Iterable[Verdict]) -> str:
+    return next(iter(best_nodes(verdicts)), "")
+
+
+def best_nodes(verdicts: Iterable[Verdict]) -> list[str]:
+    """The nodes to choose from: those of the image's own build, if there are such."""
     running = [v for v in verdicts if v.outcome is Outcome.RUNS]
     exact = [v for v in running if v.kernel and all(_is_own(m, v.kernel) for _, m in v.manifests)]
-    return next((v.nodes[0] for v in exact or running), "")
+    return [node for verdict in exact or running for node in verdict.nodes]
 
 
 def _is_own(manifest: Manifest, kernel: Build) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +18,7 @@ from winpod.windows.advice import advise
 from winpod.windows.builds import DEFAULT_HOST, RELEASES, Build, supported_ltsc
 from winpod.windows.handlers import KNOWN, PROCESS, Handlers
 from winpod.windows.objects import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node, RuntimeClass
-from winpod.windows.placement import Cluster, intended_os
+from winpod.windows.placement import Cluster, best_nodes, intended_os, judge
 from winpod.windows.platforms import Image
 from winpod.windows.quantities import format_quantity
 from winpod.windows.scheduling import admit, with_allocated
@@ -65,12 +66,49 @@ def place(
     placement = cluster.place(wanted, images)
     if intended_os(wanted, cluster.classes, images, handlers) == "linux":
         return Choice("", lines=("It is for Linux, and these nodes run Windows.",))
-    chosen = placement.node or _unknown(placement)
+    chosen = _emptiest(best_nodes(placement.verdicts), bound) or _unknown(placement)
     if not chosen or placement.refusals:
         advice = advise(wanted, placement, cluster, images)
-        return Choice("", lines=tuple(_against(placement)), advice=advice)
+        more = _another_node(wanted, cluster, images)
+        return Choice("", lines=tuple(_against(placement)), advice=(*more, *advice))
     verdict = next(v for v in placement.verdicts if chosen in v.nodes)
     return Choice(chosen, verdict.handler or PROCESS.name, _reason_for(chosen, verdict, placement))
+
+
+def _emptiest(names: Sequence[str], bound: Iterable[objects.Pod]) -> str:
+    """Of nodes that are equally good, the one with the fewest pods."""
+    taken = Counter(pod.node_name for pod in bound)
+    return min(names, key=lambda name: taken[name], default="")
+
+
+def _another_node(pod: objects.Pod, cluster: Cluster, images: Images) -> tuple[str, ...]:
+    """A node that can be had for the asking, where one of another build would run the pod."""
+    admitted, refusals = admit(pod, cluster.classes)
+    for build in known_builds(images.values()) if not refusals else ():
+        verdict = judge(admitted, _plain_node(build), images, cluster.handlers)
+        if verdict.outcome is Outcome.RUNS:
+            short = build.release.short_name if build.release else str(build)
+            return (f"play it with a node of {build.describe()}: --node {short}",)
+    return ()
+
+
+def _plain_node(build: Build) -> Node:
+    labels = ((ARCH_LABEL, "amd64"), (BUILD_LABEL, str(build)), (OS_LABEL, "windows"))
+    return Node(
+        "new",
+        tuple(sorted(labels)),
+        handlers=frozenset((PROCESS.name,)),
+        runtime="winpod",
+        kernel_version=str(build),
+    )
+
+
+def known_builds(images: Iterable[Image]) -> list[Build]:
+    """Builds that a node can be of: those in support, and those of the images; the usual first."""
+    known = {release.build for release in supported_ltsc()}
+    stated = {m.platform.build.base for i in images for m in i.manifests if m.platform.build}
+    known |= {r.build for r in RELEASES if r.runs_pods and r.build in stated}
+    return sorted(known, key=lambda build: (build != DEFAULT_HOST, -build.number))
 
 
 def read(pod: v1.Pod) -> objects.Pod:
@@ -105,6 +143,19 @@ def _reason_for(node: str, verdict: Verdict, placement: Placement) -> str:
         return fits
     reasons = "; ".join(f"not {', '.join(v.nodes)}: {v.reasons[0].sentence}" for v in others[:2])
     return f"{fits}; {reasons}"
+
+
+def possible(
+    pod: v1.Pod,
+    nodes: Sequence[NodeFacts],
+    classes: Sequence[RuntimeClass],
+    images: Images,
+    handlers: Handlers = KNOWN,
+) -> list[tuple[NodeFacts, str]]:
+    """The nodes that a pod could go to if they were empty, each with the handler."""
+    verdicts = Cluster(map(node_of, nodes), classes, handlers).place(read(pod), images).verdicts
+    found = {n: v.handler for v in verdicts if v.outcome is Outcome.RUNS for n in v.nodes}
+    return [(facts, found[facts.name]) for facts in nodes if facts.name in found]
 
 
 def nodes_for(
@@ -162,34 +213,12 @@ def best_build(
     The usual one goes before others, and then the newest.
     """
     pods = [(objects.Pod.from_template(template), images) for template, images in templates]
-    known = {release.build for release in supported_ltsc()}
-    for _, images in pods:
-        for image in images.values():
-            for manifest in image.manifests:
-                if (build := manifest.platform.build) and any(
-                    r.build == build.base and r.runs_pods for r in RELEASES
-                ):
-                    known.add(build.base)
+    known = known_builds(image for _, images in pods for image in images.values())
 
     def count(build: Build) -> int:
-        labels = ((ARCH_LABEL, "amd64"), (BUILD_LABEL, str(build)), (OS_LABEL, "windows"))
-        node = Node(
-            "one",
-            tuple(sorted(labels)),
-            handlers=frozenset((PROCESS.name,)),
-            runtime="winpod",
-            kernel_version=str(build),
-        )
-        cluster = Cluster((node,), classes, handlers)
+        cluster = Cluster((_plain_node(build),), classes, handlers)
         good = (Status.RUNS, Status.UNKNOWN)
         return sum(cluster.place(pod, images).status in good for pod, images in pods)
 
-    best = max(known, key=lambda build: (count(build), build == DEFAULT_HOST, build.number))
+    best = max(known, key=count)
     return best, count(best), len(pods)
-
-
-def with_taints_of(facts: NodeFacts, node: Node) -> NodeFacts:
-    """A node that a manifest describes: its labels and taints are written there."""
-    own = {OS_LABEL, ARCH_LABEL, BUILD_LABEL}
-    labels = {key: value for key, value in node.labels if key not in own}
-    return replace(facts, labels=labels, taints=node.taints)

@@ -19,6 +19,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cri.config import Config
 from winpod.cri.settings import Compute
+from winpod.node.facts import NodeFacts
 from winpod.node.play import controllers, placing
 from winpod.node.play.desired import Change, Desired
 from winpod.node.play.events import Events
@@ -115,7 +116,7 @@ class World:
         return changes, notes
 
     async def pulls(self, asked: Asked) -> list[Pull]:
-        """The images that pods of these objects will need, as far as can be told beforehand."""
+        """The images that pods of these objects may need, for each node that they can go to."""
         async with self._turn:
             self._remember(asked)
             nodes, _ = await self._nodes_for(asked)
@@ -124,10 +125,11 @@ class World:
             for document in asked.documents:
                 if template := template_of(document):
                     pod = _pod_of(template)
-                    choice = await self._choose(pod, (), facts, asked.documents)
-                    build = next((str(f.build) for f in facts if f.name == choice.node), "")
-                    if build:
-                        found |= {Pull(i, choice.handler, build): None for i in images_of(pod)}
+                    images, classes = await self._look_up(pod), self._classes(asked.documents)
+                    places = placing.possible(pod, facts, classes, images, self._handlers)
+                    for node, handler in places:
+                        pulls = (Pull(i, handler, str(node.build)) for i in images_of(pod))
+                        found |= dict.fromkeys(pulls)
             return list(found)
 
     async def delete(self, keys: Iterable[Key], *, volumes: bool) -> list[Change]:
@@ -336,11 +338,10 @@ class World:
         self,
         pod: v1.Pod,
         others: Iterable[v1.Pod],
-        facts: Sequence[Any],
-        documents: Iterable[Document] = (),
+        facts: Sequence[NodeFacts],
     ) -> placing.Choice:
         images = await self._look_up(pod)
-        return placing.place(pod, others, facts, self._classes(documents), images, self._handlers)
+        return placing.place(pod, others, facts, self._classes(), images, self._handlers)
 
     async def _look_up(self, pod: v1.Pod) -> placing.Images:
         texts = images_of(pod)

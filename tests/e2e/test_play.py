@@ -1,0 +1,314 @@
+"""`winpod play` with real Windows programs, in a network namespace of the test's own."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.e2e.command_line import Winpod, winpod
+from tests.e2e.windows_programs import c_program
+
+from winpod.node.play.server import socket_path
+
+__all__ = ["winpod"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BUILDS = ("--os-version", "10.0.17763.805", "--os-version", "10.0.20348.2113")
+
+
+@dataclass(frozen=True)
+class Played:
+    command: Winpod
+    folder: Path
+
+    @property
+    def images(self) -> str:
+        return str(self.folder / "images")
+
+    def play(self, *documents: Any, more: tuple[str, ...] = ()) -> dict[str, Any]:
+        """What it says once everything is ready."""
+        file = self.folder / "app.yaml"
+        file.write_text(yaml.safe_dump_all(documents))
+        ran = self.command("play", str(file), "--layout", self.images, "-o", "json", *more)
+        assert ran.stdout, ran.stderr
+        told: dict[str, Any] = json.loads(ran.stdout)
+        assert ran.returncode == 0, json.dumps([told["pods"], ran.stderr, self.log], indent=1)
+        return told
+
+    def get(self, port: int) -> str:
+        line = ["nsenter", f"--net=/run/netns/{self.command.netns}", "curl", "-sS", "-m", "10"]
+        line.append(f"http://localhost:{port}/")
+        return subprocess.run(line, capture_output=True, text=True, timeout=30).stdout
+
+    def pods(self) -> list[dict[str, Any]]:
+        pods: list[dict[str, Any]] = json.loads(self.command("ps", "--pods", "-o", "json").stdout)[
+            "pods"
+        ]
+        return pods
+
+    @property
+    def process(self) -> int:
+        ask = ["curl", "-sS", "--unix-socket", str(socket_path(self.command.root))]
+        told = subprocess.run([*ask, "http://play/process"], capture_output=True, timeout=30)
+        return int(json.loads(told.stdout)["id"])
+
+    @property
+    def log(self) -> str:
+        return (self.command.root / "play/play.log").read_text()
+
+    def wait_for_the_end(self) -> None:
+        with (self.command.root / "play/lock").open() as lock:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(0.1)
+                else:
+                    return
+        raise TimeoutError("the process that plays does not end")
+
+
+@pytest.fixture
+def played(winpod: Winpod, tmp_path: Path) -> Iterator[Played]:
+    program = c_program("web", EXAMPLES / "web", ("ws2_32", "advapi32"))
+    content = tmp_path / "content"
+    content.mkdir()
+    (content / "web.exe").write_bytes(program.read_bytes())
+    for tag in ("1.0", "2.0"):
+        name = f"oci:{tmp_path}/images:registry.example/web:{tag}"
+        options = (*BUILDS, "--cmd", "C:\\web.exe", "--env", f"GREETING=Version {tag}")
+        packed = winpod("image", "pack", str(content), "-t", name, *options)
+        assert packed.returncode == 0, packed.stderr
+    yield Played(winpod, tmp_path)
+    ended = winpod("down", "--volumes")
+    assert ended.returncode == 0, ended.stderr
+    Played(winpod, tmp_path).wait_for_the_end()
+    assert not list((winpod.root / "nodes").iterdir())
+    assert str(winpod.root) not in Path("/proc/self/mountinfo").read_text()
+    assert "a round was cut short" not in Played(winpod, tmp_path).log
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def template(image: str = "registry.example/web:1.0", **spec: Any) -> dict[str, Any]:
+    container = {
+        "name": "web",
+        "image": image,
+        "ports": [{"containerPort": 80, "name": "http"}],
+        "readinessProbe": {"httpGet": {"port": "http"}, "periodSeconds": 1},
+        **spec.pop("container", {}),
+    }
+    return {
+        "metadata": {"labels": {"app": "web"}},
+        "spec": {"terminationGracePeriodSeconds": 2, "containers": [container], **spec},
+    }
+
+
+def workload(kind: str, name: str, template: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    group = "batch/v1" if kind == "Job" else "apps/v1"
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": "web"}}}
+    return {
+        "apiVersion": group,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": {"template": template, **selector, **spec},
+    }
+
+
+def service(name: str = "web", **spec: Any) -> dict[str, Any]:
+    ports = [{"name": "http", "port": 8080, "targetPort": "http"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": {"app": "web"}, "ports": ports, **spec},
+    }
+
+
+def config_map(**data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "config"}, "data": data}
+
+
+def test_a_web_server_answers_on_localhost_and_follows_its_manifest(played: Played) -> None:
+    mounted: dict[str, Any] = {
+        "container": {"volumeMounts": [{"name": "config", "mountPath": "C:\\config"}]},
+        "volumes": [{"name": "config", "configMap": {"name": "config", "optional": True}}],
+    }
+    web = workload("Deployment", "web", template(**mounted), replicas=2)
+    told = played.play(web, service(type="LoadBalancer"))
+    assert [(pod["state"], pod["build"]) for pod in told["pods"]] == [
+        ("Running", "10.0.20348"),
+        ("Running", "10.0.20348"),
+    ]
+    assert told["pods"][0]["why"] == "image 10.0.20348.2113 fits"
+    assert played.get(8080).startswith("Version 1.0 from WEB-")
+    assert played.get(8080).endswith("Windows 10.0.20348\n")
+
+    for host in ("web", "web.default", "web.default.svc.cluster.local"):
+        line = ("exec", "deploy/web", "--", "web.exe", "get", host, "8080")
+        assert "Version 1.0" in played.command(*line).stdout
+
+    unchanged = played.play(web, service(type="LoadBalancer"))
+    assert {change["change"] for change in unchanged["changes"]} == {"unchanged"}
+    assert {pod["uid"] for pod in unchanged["pods"]} == {pod["uid"] for pod in told["pods"]}
+
+    new = workload("Deployment", "web", template("registry.example/web:2.0", **mounted), replicas=2)
+    told = played.play(new, service(type="LoadBalancer"))
+    assert {tuple(pod["images"]) for pod in told["pods"]} == {("registry.example/web:2.0",)}
+    assert played.get(8080).startswith("Version 2.0")
+
+    greeting = config_map(**{"greeting.txt": "Moin"})
+    played.play(new, service(type="LoadBalancer"), greeting)
+    played.play(new, service(type="LoadBalancer"), config_map(**{"greeting.txt": "Servus"}))
+    assert played.get(8080).startswith("Servus")
+
+    before = {pod["uid"]: pod["restarts"] for pod in played.pods()}
+    os.kill(played.process, signal.SIGKILL)
+    assert "web-" in played.command("ps").stdout
+    assert {pod["uid"]: pod["restarts"] for pod in played.pods()} == before
+    wait_for(lambda: played.get(8080).startswith("Servus"))
+
+    assert "listening on port 80" in played.command("logs", "deploy/web").stdout
+    described = played.command("describe", "deploy/web").stdout
+    assert "readyReplicas: 2" in described
+    assert "Successfully assigned" in played.command("events").stdout
+    port = ("port-forward", "deploy/web", "9090:80")
+    forwarding = played.command.start(*port, stdout=subprocess.PIPE)
+    assert forwarding.stdout is not None
+    assert b"9090 -> 80" in forwarding.stdout.readline()
+    assert played.get(9090).startswith("Servus")
+    forwarding.send_signal(signal.SIGINT)
+    assert forwarding.wait(10) == 130
+    forwarding.stdout.close()
+
+
+def test_pods_keep_their_claims_and_find_each_other_by_name(played: Played) -> None:
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    mounts = {"volumeMounts": [{"name": "data", "mountPath": "C:\\data"}]}
+    stateful = workload(
+        "StatefulSet",
+        "db",
+        template(container=mounts),
+        replicas=2,
+        serviceName="db",
+        volumeClaimTemplates=[claim],
+    )
+    headless = service("db", clusterIP="None")
+    played.play(stateful, headless)
+    line = ("exec", "db-0", "--", "web.exe", "get", "db-1.db", "80")
+    assert "from DB-1, " in played.command(*line).stdout
+    written = played.command("exec", "db-1", "--", "cmd", "/c", "echo kept>C:\\data\\note.txt")
+    assert written.returncode == 0, written.stderr
+    ended = played.command("down")
+    assert "statefulset.apps/db deleted" in ended.stdout
+    played.play(stateful, headless)
+    read = played.command("exec", "db-1", "--", "cmd", "/c", "type C:\\data\\note.txt")
+    assert read.stdout.strip() == "kept"
+
+
+def test_jobs_end_and_daemons_are_everywhere(played: Played) -> None:
+    ending = template(container={"readinessProbe": None, "command": ["cmd", "/c", "ver"]})
+    ending["spec"]["restartPolicy"] = "Never"
+    ending["metadata"]["labels"] = {"job": "ver"}
+    del ending["spec"]["containers"][0]["readinessProbe"]
+    job = workload("Job", "ver", ending, completions=2, parallelism=2)
+    daemons = workload("DaemonSet", "agent", template())
+    told = played.play(job, daemons, more=("--node", "2019", "--node", "2022"))
+    of_daemons = {pod["node"]: pod["build"] for pod in told["pods"] if "agent" in pod["name"]}
+    assert of_daemons == {"win-2019": "10.0.17763", "win-2022": "10.0.20348"}
+    done = [pod for pod in told["pods"] if pod["owner"] == "Job/ver"]
+    assert [pod["phase"] for pod in done] == ["Succeeded", "Succeeded"]
+    for pod in done:
+        said = played.command("logs", pod["name"]).stdout
+        assert f"Microsoft Windows {pod['build']}" in said
+    older = next(pod["name"] for pod in told["pods"] if pod["node"] == "win-2019")
+    newer = next(pod["ip"] for pod in told["pods"] if pod["node"] == "win-2022" and pod["isReady"])
+    line = ("exec", older, "--", "web.exe", "get", newer, "80")
+    if "agent" in older:
+        assert "Windows 10.0.20348" in played.command(*line).stdout
+
+
+def test_files_that_change_are_followed(played: Played) -> None:
+    file = played.folder / "watched.yaml"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, **template()}
+    pod["metadata"] = {"name": "one", "labels": {"app": "web"}}
+    file.write_text(yaml.safe_dump_all([pod, service(type="LoadBalancer")]))
+    line = ("play", str(file), "--layout", played.images, "--watch")
+    watching = played.command.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: played.get(8080).startswith("Version 1.0"))
+        pod["spec"]["containers"][0]["image"] = "registry.example/web:2.0"
+        file.write_text(yaml.safe_dump_all([pod, service(type="LoadBalancer")]))
+        wait_for(lambda: played.get(8080).startswith("Version 2.0"))
+        assert [one["restarts"] for one in played.pods()] == [1]
+        file.write_text("not: [yaml")
+        time.sleep(1)
+        file.write_text(yaml.safe_dump_all([service(type="LoadBalancer")]))
+        wait_for(lambda: played.pods() == [])
+    finally:
+        watching.send_signal(signal.SIGINT)
+        watching.wait(10)
+
+
+def test_the_stories_of_the_documents_run_as_they_stand(played: Played) -> None:
+    layout = played.folder / "stories"
+    content = played.folder / "app"
+    content.mkdir()
+    (content / "hello.cmd").write_text("@echo off\r\nver\r\nping -n 900 127.0.0.1 >nul\r\n")
+    for name, builds in (
+        ("legacy:1.0", ("10.0.17763.805",)),
+        ("modern:1.0", ("10.0.18362.356",)),
+        ("sdk:2.1", ("10.0.17134.1006", "10.0.17763.737", "10.0.18362.356")),
+    ):
+        options = [word for build in builds for word in ("--os-version", build)]
+        image = f"oci:{layout}:registry.example/{name}"
+        line = ("image", "pack", str(content), "-t", image, "--cmd", "cmd /c hello.cmd", *options)
+        assert played.command(*line).returncode == 0
+
+    def story(number: int) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+        folder = EXAMPLES / f"story-{number}"
+        files = [str(folder / name) for name in ("nodes.yaml", "classes.yaml", "pods.yaml")]
+        ran = played.command("play", *files, "--layout", str(layout))
+        pods = {pod["name"]: pod for pod in played.pods()}
+        return ran, pods
+
+    ran, pods = story(1)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert {name: (pod["node"], pod["build"]) for name, pod in pods.items()} == {
+        "legacy": ("win-1809", "10.0.17763"),
+        "modern": ("win-1903", "10.0.18362"),
+    }
+    assert "Microsoft Windows 10.0.18362" in played.command("logs", "modern").stdout
+    played.command("down")
+
+    ran, pods = story(2)
+    assert ran.returncode == 1
+    assert pods["modern"]["state"] == "Running"
+    assert pods["legacy-beside-the-host"]["state"] == "Pending"
+    sentence = "The container operating system does not match the host operating system."
+    assert sentence in ran.stdout
+    assert "→ set runtimeClassName: windows-1809-hyperv" in ran.stdout
+    assert 'no handler "containerd-hyperv-17763"' in ran.stdout
+    played.command("down")
+
+    ran, pods = story(3)
+    assert ran.returncode == 1
+    assert pods["sdk-1903"]["why"].startswith("image 10.0.18362.356 fits")
+    assert pods["sdk-1809"]["state"] == "Pending"
