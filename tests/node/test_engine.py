@@ -2,9 +2,10 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -548,3 +549,21 @@ async def test_mounted_config_maps_follow_their_object(
             return await asyncio.to_thread(file.read_text) == "fast"
 
         await until_true(follows)
+
+
+async def test_a_clock_that_is_put_back_holds_nothing_up(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shift = timedelta()
+
+    def clock() -> datetime:
+        return datetime.now(UTC) + shift
+
+    async with node.engine(client, clock=clock) as engine:
+        engine.set(pod_of(image, "web", "simulate 7 0"))
+        await node.until(lambda: "BackOff" in node.said.reasons(UID))
+        shift = timedelta(hours=-5)
+        now = time.time_ns
+        monkeypatch.setattr("time.time_ns", lambda: now() - 5 * 3600 * 10**9)
+        restarts = container(node.said.last(UID)).restartCount
+        await node.until(lambda: container(node.said.last(UID)).restartCount >= restarts + 2)

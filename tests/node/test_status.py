@@ -177,7 +177,9 @@ def test_a_container_that_waits_to_be_started_again_says_why_and_how_it_ended() 
     )
     assert (app.lastState.terminated.exitCode, app.restartCount) == (7, 2)
     assert status.phase == "Running"
-    after = status_of(pod_of(), seen(*has.containers(), container("app", age=1)), status)
+    after = status_of(
+        pod_of(), seen(*has.containers(), container("app", age=1, restart_count=3)), status
+    )
     assert after.containerStatuses[0].lastState.terminated.exitCode == 7
 
 

@@ -147,7 +147,7 @@ class Probes:
 
     def _delay(self, probe: v1.Probe, last: ContainerSeen) -> float:
         age = (self._clock() - (last.started_at or self._clock())).total_seconds()
-        return max((probe.initialDelaySeconds or 0) - age, 0)
+        return (probe.initialDelaySeconds or 0) - min(max(age, 0), probe.initialDelaySeconds or 0)
 
     def _set(self, id_: str, kind: Kind, result: Result) -> None:
         before = self.health.get(id_)

@@ -93,9 +93,9 @@ class PodSeen:
         return self.newest.ips if self.newest and self.newest.is_ready else ()
 
     def containers(self) -> Iterator[ContainerSeen]:
-        """Of all sandboxes, the newest first."""
+        """Of all sandboxes, the newest of each name first, whatever the clock said."""
         found = [container for sandbox in self.sandboxes for container in sandbox.containers]
-        yield from sorted(found, key=lambda c: (c.created_at, c.restart_count), reverse=True)
+        yield from sorted(found, key=lambda c: (c.restart_count, c.created_at), reverse=True)
 
     def of(self, name: str) -> list[ContainerSeen]:
         return [container for container in self.containers() if container.name == name]
@@ -132,7 +132,7 @@ def sandbox_seen(
         handler=status.runtime_handler,
         containers=tuple(
             container_seen(one, last_words)
-            for one in sorted(containers, key=lambda c: c.created_at)
+            for one in sorted(containers, key=lambda c: (c.metadata.attempt, c.created_at))
         ),
         told_at=told_at,
     )

@@ -6,8 +6,9 @@ What can take long, a pull or a hook, is left when the pod is to end.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from lightkube.models import core_v1 as v1
@@ -37,6 +38,7 @@ class Starts:
         self._means = means
         self._ending = ending
         self._backoffs: dict[tuple[str, str], Backoff] = {}
+        self._ready_at: dict[str, float] = {}
         self.waiting: dict[str, Why] = {}
 
     async def start(
@@ -46,13 +48,13 @@ class Starts:
         seen: PodSeen,
         mounted: Mounted,
         restart_count: int,
-    ) -> datetime | None:
-        """When to try again, if the container could not be started now."""
+    ) -> float | None:
+        """In how many seconds to try again, if the container could not be started now."""
         name, sandbox = container.name, seen.newest
         if sandbox is None:
             return None
-        if again_at := await self._has_to_wait(pod, container, seen.last(name)):
-            return again_at
+        if wait := await self._has_to_wait(pod, container, seen.last(name)):
+            return wait
         try:
             image = await self._unless_ending(
                 get_images(pod, container, sandbox.handler, self._means)
@@ -67,32 +69,38 @@ class Starts:
             if error.reason == "PostStartHookError":
                 await self._end_after_hook(pod, name)
             # The next attempt of a pull only says that it has to wait.
-            wait = SOON_SECONDS if error.reason == "ErrImagePull" else RETRY_SECONDS
-            return self._means.clock() + timedelta(seconds=wait)
+            return SOON_SECONDS if error.reason == "ErrImagePull" else RETRY_SECONDS
         self.waiting.pop(name, None)
         return None
 
     async def _has_to_wait(
         self, pod: v1.Pod, container: v1.Container, last: ContainerSeen | None
-    ) -> datetime | None:
-        """Until when, if the container ended too often and too recently to be started now."""
+    ) -> float:
+        """How long, because the container ended too often and too recently; mostly not at all."""
         if last is None or not last.has_ended:
-            return None
+            return 0
         pace, now = self._means.pace, self._means.clock()
         ended = last.finished_at or last.created_at
         key = container.name, container_hash(container)
         known = self._backoffs.get(key)
-        ready_at = pace.ready_at(known, ended)
-        if known is None or now >= ready_at:
+        left = self._left(last.id, pace.ready_at(known, ended) - now, known)
+        if known is None or left <= 0:
+            self._ready_at.pop(last.id, None)
             self._backoffs[key] = pace.next(known, ended, now)
-            return None
+            return 0
         about = f"restarting failed container={container.name} pod={show(pod)}"
         why = Why("CrashLoopBackOff", f"back-off {show_wait(known.wait)} {about}")
         if self.waiting.get(container.name) != why:
             self.waiting[container.name] = why
             text = f"Back-off restarting failed container {container.name} in pod {show(pod)}"
             await self._means.tell(pod, "Warning", "BackOff", text, container.name)
-        return ready_at
+        return left
+
+    def _left(self, id_: str, wait: timedelta, known: Backoff | None) -> float:
+        """The seconds left of a wait; the clock of the machine is asked only at its beginning."""
+        longest = known.wait.total_seconds() if known else 0.0
+        first = time.monotonic() + min(wait.total_seconds(), longest)
+        return self._ready_at.setdefault(id_, first) - time.monotonic()
 
     async def _end_after_hook(self, pod: v1.Pod, name: str) -> None:
         await self._means.view.refresh(uid_of(pod))

@@ -27,6 +27,7 @@ from winpod.windows.errors import Unavailable, WinpodError
 RELIST_SECONDS = 60.0
 CALL_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
+_OUT_OF_ORDER = 30 * 10**9  # what is older than that came after the clock was put back
 _REMEMBERED = 1000
 _log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class RuntimeView:
             return  # an event may come after what it is about is gone
         of_pod = self._sandboxes.setdefault(uid, {})
         known = of_pod.get(status.id)
-        if known and known.told_at >= told_at:
+        if known and 0 <= known.told_at - told_at < _OUT_OF_ORDER:
             return
         found = sandbox_seen(status, containers, told_at, self._last_words)
         of_pod[status.id] = found

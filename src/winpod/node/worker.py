@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from lightkube.models import core_v1 as v1
 
@@ -73,7 +74,7 @@ class Worker:
         self._has_ended = False
         self._conditions: dict[str, Told] = {}
         self._wake = asyncio.Event()
-        self._wake_at: datetime | None = None
+        self._wake_at: float | None = None
         self._ending = asyncio.Event()
         self._hurry = asyncio.Event()
         self._starts = Starts(means, self._ending)
@@ -153,18 +154,14 @@ class Worker:
             await self._sleep()
 
     def _again_in(self, seconds: float) -> None:
-        self._again_at(self._means.clock() + timedelta(seconds=seconds))
-
-    def _again_at(self, time: datetime) -> None:
-        self._wake_at = min(time, self._wake_at) if self._wake_at else time
+        time_then = time.monotonic() + seconds
+        self._wake_at = min(time_then, self._wake_at) if self._wake_at else time_then
 
     async def _sleep(self) -> None:
         if self.is_gone:
             self._probes.stop()
             return
-        wait = None
-        if self._wake_at:
-            wait = max((self._wake_at - self._means.clock()).total_seconds(), 0)
+        wait = max(self._wake_at - time.monotonic(), 0) if self._wake_at else None
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._wake.wait()
@@ -251,8 +248,9 @@ class Worker:
         if seconds is None or self._failure or self._is_over:
             return
         deadline = self._start_time + timedelta(seconds=seconds)
-        if self._means.clock() < deadline:
-            self._again_at(deadline)
+        left = (deadline - self._means.clock()).total_seconds()
+        if left > 0:
+            self._again_in(left)
             return
         self._failure = DEADLINE
         self._ending.set()
@@ -315,9 +313,9 @@ class Worker:
             return
         for container in plan.starts:
             count = self._restart_count(container.name, seen.last(container.name))
-            again_at = await self._starts.start(self.given, container, seen, mounted, count)
-            if again_at:
-                self._again_at(again_at)
+            wait = await self._starts.start(self.given, container, seen, mounted, count)
+            if wait:
+                self._again_in(wait)
             else:
                 self.wake()
 
