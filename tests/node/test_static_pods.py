@@ -66,7 +66,7 @@ def test_a_mirror_shows_the_pod_and_belongs_to_the_node() -> None:
 
 def test_the_directory_tells_of_files_that_come_change_and_go(tmp_path: Path) -> None:
     told: list[set[str]] = []
-    static = StaticPods(tmp_path, "win-1", lambda pods: told.append(set(pods)))
+    static = StaticPods(tmp_path, "win-1", lambda _, pods: told.append(set(pods)))
     static.look()
     assert told == []
     file = tmp_path / "web.yaml"

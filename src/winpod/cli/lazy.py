@@ -31,6 +31,7 @@ COMMANDS = {
     "images": "List the images that were pulled: each name, for each handler.",
     "rmi": "Remove images with all their names, and the content that no other image needs.",
     "base": "Build, show and remove the Windows that containers run on.",
+    "node": "Join a Kubernetes cluster as Windows nodes, and run the pods that it sends.",
     "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
 }
 """Each with the first line of its help; its module has the same name, with _ for -."""

@@ -20,22 +20,22 @@ from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, U
 from winpod.compute.resources import Enforced
 from winpod.windows.errors import NotFound
 
-_TERMINATED = 0xC000013A
+TERMINATED = 0xC000013A
 _MEMORY = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Script:
+class Script:
     code: int
     seconds: float
 
 
-def _script(command: Sequence[str]) -> _Script | None:
+def script_of(command: Sequence[str]) -> Script | None:
     """What a simulated program does, if its command says so."""
     if command[:1] != ["simulate"]:
         return None
     code, seconds = [*command[1:], "0", "0"][:2]
-    return _Script(int(code), float(seconds))
+    return Script(int(code), float(seconds))
 
 
 def _end(ended: asyncio.Future[Exit], code: int) -> None:
@@ -108,12 +108,12 @@ class SimulatedBackend:
         loop = asyncio.get_running_loop()
         ended = self._ended[container] = loop.create_future()
         self._log(asked, f"simulated: {asked.plan.command_line}")
-        if script := _script(asked.plan.command_line.split()):
+        if script := script_of(asked.plan.command_line.split()):
             loop.call_later(script.seconds, _end, ended, script.code)
 
     async def signal(self, container: str, *, kill: bool) -> None:
         if ended := self._ended.get(container):
-            _end(ended, _TERMINATED if kill else 0)
+            _end(ended, TERMINATED if kill else 0)
 
     async def wait(self, container: str) -> Exit:
         ended = self._ended.get(container)
@@ -149,7 +149,7 @@ class SimulatedBackend:
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
         self._get(container)
-        script = _script(command) or _Script(0, 0)
+        script = script_of(command) or Script(0, 0)
         async with asyncio.timeout(seconds or None):
             await asyncio.sleep(script.seconds)
         return Output(script.code, f"simulated: {' '.join(command)}\r\n".encode(), b"")

@@ -86,8 +86,7 @@ async def keep_client(identity: Identity, access: Access, api: ApiServer) -> Non
         access.use_certificate(identity.client)
         await api.reconnect()
 
-    if identity.client.exists():
-        await _keep(identity.client, renew)
+    await _keep(identity.client, renew)
 
 
 def ensure_serving(identity: Identity, subject: Subject) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from lightkube.models import coordination_v1 as coordination
@@ -27,7 +28,7 @@ LEASE_SECONDS = 40
 RENEW_SECONDS = 10.0
 LOOK_SECONDS = 10.0
 TELL_AFTER = timedelta(minutes=5)
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS, _LONGEST_WAIT = 1.0, 30.0
 _ANSWER_SECONDS = 10.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _NODES = "/api/v1/nodes"
@@ -54,6 +55,7 @@ class Registration:
         self._told = told
         self._node: v1.Node | None = None
         self._told_at: datetime | None = None
+        self._told_status: v1.NodeStatus | None = None
         self._lease: coordination.Lease | None = None
         self._look_now = asyncio.Event()
 
@@ -61,6 +63,10 @@ class Registration:
     def node(self) -> v1.Node | None:
         """As the API server answered last."""
         return self._node
+
+    def listens_at(self, port: int) -> None:
+        """Where the node's own API is, known before it is registered."""
+        self._machine = replace(self._machine, port=port)
 
     def look(self) -> None:
         """Something has changed that the status tells."""
@@ -71,13 +77,33 @@ class Registration:
         await asyncio.gather(self._keep_status(), self._keep_lease())
 
     async def _register(self) -> None:
+        wait = _RETRY_SECONDS
         while True:
             try:
                 await self._try_to_register()
                 return
             except WinpodError as error:
-                _log.info("%s is not registered: %s", self._facts.name, error)
-                await asyncio.sleep(_RETRY_SECONDS)
+                if self._leave_out_labels(error):
+                    continue
+                _log.warning("%s is not registered: %s", self._facts.name, error)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, _LONGEST_WAIT)
+
+    def _leave_out_labels(self, error: WinpodError) -> bool:
+        """A node may not give itself every label; others may. False where it is not about that."""
+        _, sign, names = error.sentence.partition("not allowed to set the following labels: ")
+        refused = {name.strip() for name in names.rstrip(".").split(",")} if sign else set()
+        own = self._facts.labels
+        left = {name: text for name, text in own.items() if name not in refused}
+        if left == own:
+            return False
+        for name in own.keys() - left.keys():
+            _log.warning(
+                "%s may not label itself; do it: kubectl label node %s %s=%s",
+                *(self._facts.name, self._facts.name, name, own[name]),
+            )
+        self._facts = replace(self._facts, labels=left)
+        return True
 
     async def _try_to_register(self) -> None:
         status = node_status(self._facts, self._machine, await self._find(), None, _now())
@@ -121,12 +147,13 @@ class Registration:
         before = self._node.status if self._node else None
         new = node_status(self._facts, self._machine, await self._find(), before, _now())
         is_time = self._told_at is None or abs(_now() - self._told_at) >= TELL_AFTER
-        if not is_time and not is_news(new, before):
+        if not is_time and not is_news(new, self._told_status):
             return
         patch = status_patch(before.to_dict() if before else {}, new.to_dict())
         path = f"{_NODES}/{self._facts.name}/status"
         try:
             self._take(await self._api.patch(v1.Node, path, {"status": patch}))
+            self._told_status = new
         except Refused as error:
             if not error.is_missing:
                 raise

@@ -103,10 +103,13 @@ class _File:
 
 
 class StaticPods:
-    """The directory, looked at again and again; `changed` is called with all pods it has."""
+    """The directory, looked at again and again; `changed` hears of its pods, before and now."""
 
     def __init__(
-        self, folder: Path, node: str, changed: Callable[[dict[str, v1.Pod]], None]
+        self,
+        folder: Path,
+        node: str,
+        changed: Callable[[dict[str, v1.Pod], dict[str, v1.Pod]], None],
     ) -> None:
         self._folder = folder
         self._node = node
@@ -124,8 +127,8 @@ class StaticPods:
         self._files = {name: file for name, file in files.items() if file}
         pods = {uid_of(file.pod): file.pod for file in self._files.values() if file.pod}
         if pods.keys() != self.pods.keys():
-            self.pods = pods
-            self._changed(pods)
+            before, self.pods = self.pods, pods
+            self._changed(before, pods)
 
     def _paths(self) -> list[Path]:
         try:

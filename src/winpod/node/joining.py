@@ -1,0 +1,221 @@
+"""Nodes that join a cluster: their credentials, their runtimes, their agents and their own APIs.
+
+Every node may have an identity of its own. Nodes that share one kubeconfig share its connections,
+and those that are simulated share a single watch of pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightkube.models import core_v1 as v1
+
+from winpod.cri.config import Config
+from winpod.cri.rpc import Client
+from winpod.node.access import Access, read_kubeconfig, token_access
+from winpod.node.agent import Agent, for_good
+from winpod.node.api import ApiServer
+from winpod.node.api_source import ApiObjects, ClusterWide, of_node
+from winpod.node.certificates import Subject
+from winpod.node.credentials import Identity, ensure_serving, joined, keep_client, keep_serving
+from winpod.node.discovery import discover
+from winpod.node.facts import NodeFacts
+from winpod.node.following import Following
+from winpod.node.log_rotation import LogRotation
+from winpod.node.node_status import Machine, document_labels
+from winpod.node.runtimes import handlers_of, place_of, runtime_at, runtime_of
+from winpod.node.server import NodeServer, ServingFiles
+from winpod.node.server_auth import ApiGate
+from winpod.node.server_parts import Parts
+from winpod.node.settings import NodeSettings
+from winpod.node.volumes import Volumes
+from winpod.windows.errors import InvalidInput, Unavailable
+
+_RETRY_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """How a cluster is reached: as a kubeconfig says, which a bootstrap may have to write."""
+
+    kubeconfig: Path
+    bootstrap_kubeconfig: Path | None = None
+    server: str = ""
+    token: str = ""
+    authority: Path | None = None
+
+    async def bootstrap(self) -> Access | None:
+        if self.bootstrap_kubeconfig:
+            return read_kubeconfig(self.bootstrap_kubeconfig)
+        if not self.token:
+            return None
+        if not self.server:
+            raise InvalidInput("--token needs the address of the API server.", "Give --server.")
+        if self.authority:
+            return token_access(self.server, self.token, self.authority.read_bytes())
+        return await discover(self.server, self.token)
+
+    async def access(self, identity: Identity) -> Access:
+        """Asked for until there is somebody to ask."""
+        while True:
+            try:
+                needed = not identity.kubeconfig.exists() or identity.client.exists()
+                return await joined(identity, await self.bootstrap() if needed else None)
+            except Unavailable as error:
+                _log.warning("the node waits for its cluster: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The node's own API: where it listens, and with whose certificate.
+
+    Without files the cluster is asked to sign one, or the node vouches for itself.
+    """
+
+    host: str = "0.0.0.0"  # noqa: S104 - the API server is elsewhere
+    port: int = 10250
+    certificate: Path | None = None
+    key: Path | None = None
+    is_signed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Everything of one node that joins."""
+
+    settings: NodeSettings
+    cluster: Cluster
+    serving: Serving
+    config: Config
+    log_root: Path
+    manifests: Path | None = None
+    with_document_labels: bool = False
+
+    @property
+    def root(self) -> Path:
+        return self.config.root / "nodes" / self.settings.name
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.settings.name, self.cluster.kubeconfig, self.root / "pki")
+
+
+async def run_node(node: Joined) -> None:
+    """Until it is cancelled. Pods go on then."""
+    node.root.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(_runtime(node))
+        access = await node.cluster.access(node.identity)
+        server = ApiServer(access)
+        stack.push_async_callback(server.close)
+        facts = await _facts(node, client, access)
+        cluster = ClusterWide(server)
+        objects = ApiObjects(server, facts.name, cluster)
+        volumes = Volumes(objects, facts)
+        agent = Agent(
+            server,
+            client,
+            facts,
+            Machine(),
+            objects,
+            volumes,
+            manifests=node.manifests,
+            forget=objects.forget,
+            forget_pod=objects.forget_pod,
+        )
+        gate = ApiGate(server, facts.name)
+        own = NodeServer(Parts(facts, client, agent.engine), gate)
+        subject = _subject(facts)
+        await own.start(_files(node, subject, access), node.serving.host, node.serving.port)
+        stack.push_async_callback(own.close)
+        agent.registration.listens_at(own.port)
+        pods = Following(server, v1.Pod, "/api/v1/pods", agent, of_node(facts.name))
+        _log.info("%s, %s, at %s", facts.name, facts.build.describe(), access.url)
+        await _together(
+            for_good("objects", objects.run),
+            for_good("services", cluster.run),
+            for_good("pods", pods.run),
+            for_good("logs", LogRotation(client).run),
+            _client_kept(node, access, server),
+            _serving_kept(node, subject, server),
+            agent.run(),
+        )
+
+
+@asynccontextmanager
+async def _runtime(node: Joined) -> AsyncIterator[Client]:
+    if node.settings.runtime:
+        async with runtime_at(node.settings.runtime) as client:
+            yield client
+    else:
+        async with runtime_of(place_of(node.settings, node.root, node.config)) as client:
+            yield client
+
+
+async def _facts(node: Joined, client: Client, access: Access) -> NodeFacts:
+    settings = node.settings
+    handlers = await handlers_of(client)
+    if node.with_document_labels:
+        labels = {**document_labels(settings.build, handlers), **settings.labels}
+        settings = replace(settings, labels=labels)
+    address = settings.internal_ip or address_towards(access.url)
+    return settings.facts(node.root, node.log_root, handlers, address)
+
+
+def address_towards(url: str) -> str:
+    """The address of this machine that the other side sees."""
+    parts = urlsplit(url)
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
+        with socket.socket(found[0][0], socket.SOCK_DGRAM) as asked:
+            asked.connect(found[0][4])
+            return str(asked.getsockname()[0])
+    except OSError as error:
+        raise Unavailable(
+            f"no address of this machine leads to {url}: {error.strerror}.", "Give --node-ip."
+        ) from None
+
+
+def _subject(facts: NodeFacts) -> Subject:
+    name = f"system:node:{facts.name}"
+    addresses = (facts.internal_ip,) if facts.internal_ip else ()
+    return Subject(name, names=(facts.name,), addresses=addresses)
+
+
+def _files(node: Joined, subject: Subject, access: Access) -> ServingFiles:
+    authority = node.identity.folder / "authority.pem"
+    authority.parent.mkdir(parents=True, exist_ok=True)
+    authority.write_bytes(access.authority)
+    trusted = authority if access.authority else None
+    given = node.serving
+    if given.certificate and given.key:
+        return ServingFiles(given.certificate, given.key, trusted)
+    ensure_serving(node.identity, subject)
+    return ServingFiles(node.identity.serving, node.identity.serving, trusted)
+
+
+async def _client_kept(node: Joined, access: Access, server: ApiServer) -> None:
+    """A certificate that somebody else gave is theirs to renew."""
+    if node.identity.client.exists():
+        await for_good("client certificate", lambda: keep_client(node.identity, access, server))
+
+
+async def _serving_kept(node: Joined, subject: Subject, server: ApiServer) -> None:
+    if node.serving.is_signed and not node.serving.certificate:
+        await for_good("serving", lambda: keep_serving(node.identity, subject, server))
+
+
+async def _together(*parts: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(part)
