@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,6 +45,7 @@ _log = logging.getLogger(__name__)
 _PAGE = 100
 _OUTPUT_LIMIT = MESSAGE_LIMIT - 1024
 _START_FAILED = 128
+_NOBODY_SAW = 255
 
 
 class NotRunning(WinpodError):
@@ -81,9 +83,7 @@ class Containers:
     async def create_container(
         self, request: api.CreateContainerRequest
     ) -> api.CreateContainerResponse:
-        sandbox = self._state.sandbox(request.pod_sandbox_id)
-        if sandbox.phase is not Phase.RUNNING:
-            raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
+        sandbox = ready_sandbox(self._state, request.pod_sandbox_id)
         config = request.config
         if not config.metadata.name:
             raise InvalidInput("the container has no name.", "metadata.name is required.")
@@ -102,17 +102,29 @@ class Containers:
             plan=json.dumps(asdict(plan)),
             log_path=_log_path(sandbox, config),
         )
+        ready_sandbox(self._state, sandbox.id)  # it may have ended while the image was looked up
         self._state.add(container)
         try:
-            for held in (image, *volumes.values()):
-                self._store.hold(container.id, held)
-            await to_its_end(self._backend.make(self._asked(container, image, plan)))
-        except BaseException:
-            await asyncio.shield(self._unmake(container))
+            await to_its_end(self._make(container, plan, image, volumes.values()))
+        except asyncio.CancelledError:
+            await self.remove(container)  # nobody was told of it
             raise
-        self._state.save(container, phase=Phase.CREATED)
-        self._changed(container.id, api.CONTAINER_CREATED_EVENT, sandbox)
         return api.CreateContainerResponse(container_id=container.id)
+
+    async def _make(
+        self, container: Container, plan: Plan, image: StoredImage, volumes: Iterable[StoredImage]
+    ) -> None:
+        async with self._turns.of(container.id):
+            try:
+                for held in (image, *volumes):
+                    await asyncio.to_thread(self._store.hold, container.id, held)
+                await self._backend.make(self._asked(container, image, plan))
+                self._state.save(container, phase=Phase.CREATED)
+            except BaseException:
+                await self._unmake(container)
+                raise
+        if sandbox := self._state.sandboxes.get(container.sandbox):
+            self._changed(container.id, api.CONTAINER_CREATED_EVENT, sandbox)
 
     async def _image(self, image: api.ImageSpec, sandbox: Sandbox) -> StoredImage:
         """The variant of the image that the sandbox's handler needs, from what is stored."""
@@ -169,30 +181,32 @@ class Containers:
             await self._backend.remove(container.id)
         except (WinpodError, OSError) as error:
             _log.warning("container %s could not be undone: %s", container.id, error)
-            self._state.save(container, phase=Phase.EXITED, reason="Unknown")
+            self._state.note(container, phase=Phase.EXITED, reason="Unknown")
             return
-        self._store.release(container.id)
+        await asyncio.to_thread(self._store.release, container.id)
         self._state.forget(container)
 
     async def start_container(
         self, request: api.StartContainerRequest
     ) -> api.StartContainerResponse:
         container = self._state.container(request.container_id)
-        if container.phase is not Phase.CREATED:
-            state = api.ContainerState.Name(container_state(container))
-            raise NotRunning(f"container is in {state} state, and only a created one is started")
-        sandbox = self._state.sandbox(container.sandbox)
-        if sandbox.phase is not Phase.RUNNING:
-            raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
-        await to_its_end(self._start(container, sandbox))
+        await to_its_end(self._start_in_turn(container))
         return api.StartContainerResponse()
+
+    async def _start_in_turn(self, container: Container) -> None:
+        async with self._turns.of(container.id):
+            if container.phase is not Phase.CREATED:
+                state = api.ContainerState.Name(container_state(container))
+                raise NotRunning(
+                    f"container is in {state} state, and only a created one is started"
+                )
+            await self._start(container, ready_sandbox(self._state, container.sandbox))
 
     async def _start(self, container: Container, sandbox: Sandbox) -> None:
         self._state.save(container, phase=Phase.STARTING)
         try:
-            async with self._turns.of(container.id):
-                await self._backend.start(container.id)
-        except (WinpodError, OSError) as error:
+            await self._backend.start(container.id)
+        except Exception as error:
             self._ended(container, Exit(_START_FAILED, time.time_ns(), "StartError", str(error)))
             raise
         started = max(time.time_ns(), container.created_at)
@@ -201,12 +215,17 @@ class Containers:
         self._watch(container)
 
     def _watch(self, container: Container) -> None:
-        async def until_the_end() -> None:
-            self._ended(container, await self._backend.wait(container.id))
-
-        task = asyncio.create_task(until_the_end())
+        task = asyncio.create_task(self._until_the_end(container))
         self._watches[container.id] = task
         task.add_done_callback(lambda _: self._watches.pop(container.id, None))
+
+    async def _until_the_end(self, container: Container) -> None:
+        try:
+            end = await self._backend.wait(container.id)
+        except (WinpodError, OSError, ValueError) as error:
+            _log.exception("how container %s ended is not known", container.id)
+            end = Exit(_NOBODY_SAW, time.time_ns(), "Unknown", str(error))
+        self._ended(container, end)
 
     def _ended(self, container: Container, end: Exit) -> None:
         """What the disk cannot take now is found again at the next start."""
@@ -237,7 +256,11 @@ class Containers:
         if grace > 0:
             await self._backend.signal(container.id, kill=False)
             await asyncio.wait((watch,), timeout=grace)
-        if not watch.done():
+        await self._kill(container)
+
+    async def _kill(self, container: Container) -> None:
+        watch = self._watches.get(container.id)
+        if watch and not watch.done():
             await self._backend.signal(container.id, kill=True)
             await asyncio.wait((watch,))
 
@@ -253,18 +276,18 @@ class Containers:
         return api.RemoveContainerResponse()
 
     async def remove(self, container: Container) -> None:
-        await self.end(container)
         await to_its_end(self._remove(container))
 
     async def _remove(self, container: Container) -> None:
         async with self._turns.of(container.id):
             if container.id in self._state.containers:
+                await self._kill(container)
                 await self._take_apart(container)
 
     async def _take_apart(self, container: Container) -> None:
         self._state.note(container, phase=Phase.REMOVING)
         await self._backend.remove(container.id)
-        self._store.release(container.id)
+        await asyncio.to_thread(self._store.release, container.id)
         if sandbox := self._state.sandboxes.get(container.sandbox):
             self._changed(container.id, api.CONTAINER_DELETED_EVENT, sandbox)
         self._state.forget(container)
@@ -309,6 +332,13 @@ class Containers:
     ) -> api.UpdateContainerResourcesResponse:
         """All of it or nothing; a zero leaves a value as it is."""
         container = self._state.container(request.container_id)
+        async with self._turns.of(container.id):
+            await self._update(container, request)
+        return api.UpdateContainerResourcesResponse()
+
+    async def _update(
+        self, container: Container, request: api.UpdateContainerResourcesRequest
+    ) -> None:
         plan = json.loads(container.plan)
         before = Asked(**plan["asked"])
         after = before.updated(asked_change(request, self._host_cpus))
@@ -319,7 +349,6 @@ class Containers:
         write_resources(config.windows.resources, after)
         plan |= {"asked": asdict(after), "limits": asdict(limits)}
         self._state.save(container, plan=json.dumps(plan), config=config.SerializeToString())
-        return api.UpdateContainerResourcesResponse()
 
     async def reopen_container_log(
         self, request: api.ReopenContainerLogRequest
@@ -371,13 +400,20 @@ class Containers:
         if await self._backend.is_running(container.id):
             self._watch(container)
         else:
-            self._ended(container, await self._backend.wait(container.id))
+            await self._until_the_end(container)
 
     def _maybe(self, id_: str) -> Container | None:
         try:
             return self._state.container(id_)
         except NotFound:
             return None
+
+
+def ready_sandbox(state: State, id_: str) -> Sandbox:
+    sandbox = state.sandbox(id_)
+    if sandbox.phase is not Phase.RUNNING or sandbox.ending:
+        raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
+    return sandbox
 
 
 def running_container(state: State, id_: str) -> Container:
@@ -447,14 +483,19 @@ def _kind(source: str) -> SourceKind:
         mode = Path(source).stat().st_mode
     except FileNotFoundError:
         return SourceKind.MISSING
-    except OSError as error:
-        raise InvalidInput(f'failed to stat "{source}": {error.strerror}') from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f'failed to stat "{source}": {reason}.') from None
     if stat.S_ISDIR(mode):
         return SourceKind.DIRECTORY
     return SourceKind.SOCKET if stat.S_ISSOCK(mode) else SourceKind.FILE
 
 
 def _log_path(sandbox: Sandbox, config: api.ContainerConfig) -> str:
+    """Also one that begins with a slash is below the pod's directory."""
     if not sandbox.known.log_directory or not config.log_path:
         return ""
-    return str(Path(machine_path(sandbox.known.log_directory)) / config.log_path)
+    path = machine_path(f"{sandbox.known.log_directory}/{config.log_path}")
+    if "\0" in path:
+        raise InvalidInput(f"{path!r} is no path for a log: it has a null character.")
+    return os.path.normpath(path)

@@ -56,7 +56,7 @@ class Ended:
             elif sandbox.phase is Phase.RUNNING:
                 stop = api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id)
                 await self._sandboxes.stop_pod_sandbox(stop)
-        except WinpodError as error:
+        except (WinpodError, OSError) as error:
             _log.warning("pod %s of `winpod run` is left as it is: %s", sandbox.id, error)
 
     def delete_log(self, id_: str, sandbox: Sandbox) -> None:

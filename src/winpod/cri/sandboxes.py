@@ -109,7 +109,7 @@ class Sandboxes:
         try:
             await self._make(sandbox)
         except BaseException:
-            await asyncio.shield(self._unmake(sandbox))
+            await to_its_end(self._unmake(sandbox))
             raise
         self._changed(sandbox.id, api.CONTAINER_CREATED_EVENT, sandbox)
         self._changed(sandbox.id, api.CONTAINER_STARTED_EVENT, sandbox)
@@ -156,6 +156,7 @@ class Sandboxes:
                 await self._stop(sandbox)
 
     async def _stop(self, sandbox: Sandbox) -> None:
+        sandbox.ending = True
         containers = self._state.containers_of(sandbox)
         await asyncio.gather(*(self._stop_container(container) for container in containers))
         await self._take_apart(sandbox)
@@ -290,10 +291,7 @@ def _attachment(sandbox: Sandbox) -> Attachment:
         pod_namespace=known.metadata.namespace,
         pod_uid=known.metadata.uid,
         hostname=sandbox.hostname,
-        port_mappings=tuple(
-            PortMapping(p.container_port, p.host_port, _PROTOCOLS[p.protocol], p.host_ip)
-            for p in known.port_mappings
-        ),
+        port_mappings=tuple(_port_mapping(mapping) for mapping in known.port_mappings),
         dns=Dns(
             tuple(known.dns_config.servers),
             tuple(known.dns_config.searches),
@@ -301,3 +299,8 @@ def _attachment(sandbox: Sandbox) -> Attachment:
         ),
         annotations=dict(known.annotations),
     )
+
+
+def _port_mapping(mapping: api.PortMapping) -> PortMapping:
+    protocol = _PROTOCOLS.get(mapping.protocol, str(mapping.protocol))
+    return PortMapping(mapping.container_port, mapping.host_port, protocol, mapping.host_ip)

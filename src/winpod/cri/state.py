@@ -39,7 +39,10 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Sandbox:
-    """A pod's place: `RUNNING` is ready, `EXITED` is stopped."""
+    """A pod's place: `RUNNING` is ready, `EXITED` is stopped.
+
+    One that is `ending` gets nothing new, whatever becomes of its end.
+    """
 
     id: str
     name: str
@@ -49,6 +52,7 @@ class Sandbox:
     created_at: int
     netns: str = ""
     ips: str = ""
+    ending: bool = field(default=False, init=False, compare=False)
     known: api.PodSandboxConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -262,8 +266,15 @@ class State:
 def _find(table: dict[str, Record], id_: str, kind: str) -> Record:
     if record := table.get(id_):
         return record
-    found = [record for key, record in table.items() if id_ and key.startswith(id_)]
-    if len(found) == 1:
+    found = [
+        record
+        for key, record in table.items()
+        if id_ and key.startswith(id_) and record.phase is not Phase.MAKING
+    ]
+    if len(found) > 1:
+        raise InvalidInput(
+            f'"{id_}" is the beginning of the ids of {len(found)} {kind}s.', "Write more of it."
+        )
+    if found:
         return found[0]
-    many = f"{len(found)} of them begin so" if found else "there is none"
-    raise NotFound(f'an error occurred when try to find {kind} "{id_}": not found ({many}).')
+    raise NotFound(f'an error occurred when try to find {kind} "{id_}": not found.')

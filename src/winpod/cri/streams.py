@@ -15,10 +15,10 @@ from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.backend import Backend, Executed, Joined
 from winpod.cri import streaming
 from winpod.cri.activity import Activity
-from winpod.cri.containers import NotRunning, running_container
+from winpod.cri.containers import ready_sandbox, running_container
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import Networks
-from winpod.cri.state import Container, Phase, Sandbox, State
+from winpod.cri.state import Container, Phase, State
 from winpod.cri.streaming import ByteReader, StreamingServer
 from winpod.windows.errors import InvalidInput, WinpodError
 
@@ -135,13 +135,6 @@ def attachable_container(state: State, id_: str) -> Container:
     if container.phase in (Phase.CREATED, Phase.STARTING):
         return container
     return running_container(state, id_)
-
-
-def ready_sandbox(state: State, id_: str) -> Sandbox:
-    sandbox = state.sandbox(id_)
-    if sandbox.phase is not Phase.RUNNING:
-        raise NotRunning(f'sandbox container "{sandbox.id}" is not running')
-    return sandbox
 
 
 def reachable_host(addresses: Sequence[str]) -> str:
