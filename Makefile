@@ -21,9 +21,11 @@ demo: $(READY)
 
 # In a network of its own, so that the demo leaves nothing in this machine's.
 demo-run: $(READY)
-	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2
+	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2 curl
 	$(BIN)/winpod base build --root $(CURDIR)/$(DEMO)/root
 	PATH="$(CURDIR)/$(BIN):$$PATH" unshare --net examples/run-containers \
+	  $(CURDIR)/$(DEMO)/root $(DEMO)/images
+	PATH="$(CURDIR)/$(BIN):$$PATH" unshare --net examples/play-web \
 	  $(CURDIR)/$(DEMO)/root $(DEMO)/images
 
 test: lint unit
@@ -42,7 +44,7 @@ unit: $(READY)
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
-	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils
+	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl
 	$(BIN)/pytest tests/e2e
 
 conformance: $(READY)

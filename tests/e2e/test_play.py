@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.command_line import Winpod, winpod
-from tests.e2e.windows_programs import c_program
+from tests.e2e.windows_programs import once
 
 from winpod.node.play.server import socket_path
 
@@ -77,9 +78,16 @@ class Played:
         raise TimeoutError("the process that plays does not end")
 
 
+def build_web_server(to: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    subprocess.run([EXAMPLES / "web/build", to], env=environment, check=True, timeout=300)
+
+
 @pytest.fixture
 def played(winpod: Winpod, tmp_path: Path) -> Iterator[Played]:
-    program = c_program("web", EXAMPLES / "web", ("ws2_32", "advapi32"))
+    source = (EXAMPLES / "web/web.c").read_text()
+    program = once("web.exe", source, build_web_server)
     content = tmp_path / "content"
     content.mkdir()
     (content / "web.exe").write_bytes(program.read_bytes())

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from winpod.cli.names import read_names
 from winpod.cli.options import Root
 from winpod.cri.config import Config, read_config
-from winpod.node.play.client import PlayClient, is_played, play_of
+from winpod.node.play.client import PlayClient, play_of
 from winpod.node.play.objects import Key, key_of, read_files
 from winpod.windows.errors import Unavailable
 
@@ -41,7 +42,7 @@ def command(
     """
     config = read_config()
     config = replace(config, root=(root or config.root).absolute())
-    if not is_played(config.root):
+    if not read_names(config.root):
         print("Nothing is played.")
         return
     sources = [*(files or ()), *(filename or ())]

@@ -57,11 +57,6 @@ class PlayClient:
             raise Unavailable(f"The process that plays does not answer: {error}.") from None
 
 
-def is_played(root: Path) -> bool:
-    """Whether something was ever played here; the records say what of it is left."""
-    return (play_directory(root) / "records.db").exists()
-
-
 async def answering(root: Path) -> PlayClient | None:
     """The client of a process that is there already."""
     if not socket_path(root).exists():
