@@ -88,10 +88,14 @@ class ControlPlane:
     def pids(self) -> list[int]:
         return [server.pid for server in self._servers]
 
+    def kubectl_command(self, *arguments: str) -> list[str]:
+        """`kubectl ARGUMENTS`, as the administrator, to be run by the caller."""
+        return [str(self._binaries / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """What `kubectl ARGUMENTS` prints, as the administrator."""
         done = subprocess.run(
-            [str(self._binaries / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
+            self.kubectl_command(*arguments),
             input=stdin if stdin is not None else "",
             env={**os.environ, "HOME": str(self.directory)},
             capture_output=True,
@@ -124,6 +128,17 @@ class ControlPlane:
         """A kubeconfig for a user, such as `system:node:win-a` of the group `system:nodes`."""
         name = user.replace(":", "-")
         return self._write_kubeconfig(name, self._authority.client(name, user, *groups))
+
+    def serving_certificate(self, name: str, *addresses: str) -> Certificate:
+        """A certificate for a server that the cluster trusts, such as a node's own API."""
+        return self._authority.serving(name, *addresses)
+
+    def client_certificate(self, user: str, *groups: str) -> Certificate:
+        return self._authority.client(user.replace(":", "-"), user, *groups)
+
+    @property
+    def authority(self) -> Path:
+        return self._authority.certificate
 
     def _start(self) -> None:
         self._binaries = binaries(self._say)
@@ -172,6 +187,7 @@ class ControlPlane:
             "kubelet-client-certificate": kubelet_client.certificate,
             "kubelet-client-key": kubelet_client.key,
             "kubelet-certificate-authority": self._authority.certificate,
+            "kubelet-preferred-address-types": "InternalIP",
             "requestheader-client-ca-file": front_proxy.certificate,
             "requestheader-allowed-names": "front-proxy-client",
             "requestheader-username-headers": "X-Remote-User",

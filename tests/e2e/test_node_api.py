@@ -1,0 +1,356 @@
+"""kubectl at a node of the real control plane, with real Windows programs in its pods."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from lightkube.models import core_v1 as v1
+from prometheus_client.parser import text_string_to_metric_families
+from tests.cri.test_images import push
+from tests.e2e import windows_programs
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.test_crictl import terminal
+from tests.e2e.test_runtime import Node
+from tests.images.registries import home, registry
+from tests.node.known_objects import facts_in
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import Base
+from winpod.node.access import read_kubeconfig
+from winpod.node.agent import Agent
+from winpod.node.api import ApiServer
+from winpod.node.api_source import ApiObjects, ClusterWide, of_node
+from winpod.node.following import Following
+from winpod.node.log_rotation import LogRotation
+from winpod.node.node_status import Machine
+from winpod.node.server import NodeServer, ServingFiles
+from winpod.node.server_auth import ApiGate
+from winpod.node.server_parts import Parts
+from winpod.node.volumes import Volumes
+
+__all__ = ["home", "registry"]
+
+LOOPBACK = "127.0.0.1"
+TALKER = "C:\\talker.exe"
+PATIENCE = 180
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class ApiNode:
+    """A node of the cluster and one namespace on it, by kubectl."""
+
+    plane: ControlPlane
+    name: str
+    image: str
+    url: str
+    runtime: Client
+
+    async def run(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        async with self.running(*arguments) as process:
+            out, err = await process.communicate(stdin)
+            return Ran(process.returncode or 0, out.decode(), err.decode())
+
+    async def kubectl(self, *arguments: str, stdin: bytes = b"") -> str:
+        ran = await self.run(*arguments, stdin=stdin)
+        assert ran.code == 0, ran.err
+        return ran.out
+
+    @asynccontextmanager
+    async def running(
+        self, *arguments: str, terminal: int | None = None
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        pipe = asyncio.subprocess.PIPE if terminal is None else terminal
+        process = await asyncio.create_subprocess_exec(
+            *self.plane.kubectl_command("--namespace", self.name, *arguments),
+            env={**os.environ, "HOME": str(self.plane.directory)},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def start(self, name: str, *command: str, **spec: Any) -> None:
+        container = {
+            "name": "app",
+            "image": self.image,
+            "command": list(command or (TALKER,)),
+            "stdin": True,
+            **spec.pop("container", {}),
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.name},
+            "spec": {
+                "nodeName": self.name,
+                "containers": [container],
+                "terminationGracePeriodSeconds": 1,
+                **spec,
+            },
+        }
+        await self.kubectl("apply", "-f", "-", stdin=json.dumps(pod).encode())
+        await self.until_said(name, "")
+
+    async def until_said(self, name: str, words: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                ran = await self.run("logs", name)
+                if ran.code == 0 and words in ran.out:
+                    return
+                await asyncio.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Path]:
+    """Found before a test has a home of its own, which their cache is not in."""
+    return {name: windows_programs.go_program(name=name) for name in ("talker", "tar")}
+
+
+@pytest.fixture
+async def node(
+    control_plane: ControlPlane,
+    base: Base,
+    programs: dict[str, Path],
+    tmp_path: Path,
+    home: Path,
+    registry: str,
+) -> AsyncIterator[ApiNode]:
+    name = f"win-api-{tmp_path.name.rpartition('_')[2].lower()[-20:]}".replace("_", "-")
+    image = await packed(programs, home, registry)
+    await asyncio.to_thread(control_plane.create_namespace, name)
+    kubeconfig = control_plane.kubeconfig_for(f"system:node:{name}", "system:nodes")
+    serving = control_plane.serving_certificate(f"{name}-serving", f"IP:{LOOPBACK}")
+    files = ServingFiles(serving.certificate, serving.key, control_plane.authority)
+    runtime = Node(tmp_path, base)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(runtime)
+        server = ApiServer(read_kubeconfig(kubeconfig))
+        stack.push_async_callback(server.close)
+        facts = replace(
+            facts_in(tmp_path / "node", handlers=frozenset(("runhcs-wcow-process",))),
+            name=name,
+            internal_ip=LOOPBACK,
+        )
+        cluster = ClusterWide(server)
+        objects = ApiObjects(server, name, cluster)
+        agent = Agent(server, client, facts, Machine(), objects, Volumes(objects, facts))
+        own = NodeServer(Parts(facts, client, agent.engine), ApiGate(server, name))
+        await own.start(files, LOOPBACK, 0)
+        stack.push_async_callback(own.close)
+        agent.registration.listens_at(own.port)
+        pods = Following(server, v1.Pod, "/api/v1/pods", agent, of_node(name))
+        parts = (objects.run(), cluster.run(), pods.run(), agent.run())
+        tasks = [asyncio.create_task(part) for part in parts]
+        node = ApiNode(control_plane, name, image, f"https://{LOOPBACK}:{own.port}", client)
+        try:
+            await until_registered(node)
+            yield node
+        finally:
+            await node.run("delete", "pods", "--all", "--force", "--grace-period=0")
+            await node.run("delete", "node", name)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+            for item in listed.items:
+                request = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
+                await client.call("RemovePodSandbox", request)
+
+
+async def packed(programs: dict[str, Path], home: Path, registry: str) -> str:
+    content = home / "content"
+    content.mkdir(exist_ok=True)
+    for name, program in programs.items():
+        shutil.copy(program, content / f"{name}.exe")
+    return await push(home, f"{registry}/talker:1", "10.0.20348.2113")
+
+
+async def until_registered(node: ApiNode) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while (await node.run("get", "node", node.name)).code:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
+async def test_logs_are_read_as_kubectl_asks_for_them(node: ApiNode) -> None:
+    script = "echo one& echo two& echo three 1>&2& ping -n 4 127.0.0.1 >nul& echo four& exit 3"
+    await node.start("web", "cmd", "/s", "/c", script, restartPolicy="OnFailure")
+    followed = await node.kubectl("logs", "web", "--follow")
+    assert [line.strip() for line in followed.splitlines()] == ["one", "two", "three", "four"]
+    async with asyncio.timeout(PATIENCE):
+        while (await node.run("logs", "web", "--previous")).code:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+    before = await node.kubectl("logs", "web", "--previous", "--tail", "2", "--timestamps")
+    lines = [line.split(" ", 1) for line in before.splitlines()]
+    assert [line[1].strip() for line in lines] == ["three", "four"]
+    assert all(line[0].endswith("Z") and "T" in line[0] for line in lines)
+    assert await node.kubectl("logs", "web", "--previous", "--limit-bytes", "3") == "one"
+    assert "one" in await node.kubectl("logs", "web", "--previous", "--since", "1h")
+    unknown = await node.run("logs", "web", "-c", "other")
+    assert "container other is not valid for pod web" in unknown.err
+
+
+async def test_a_log_is_followed_while_it_is_rotated(node: ApiNode) -> None:
+    await node.start("web", restartPolicy="Never")
+    await node.until_said("web", "listening")
+    async with (
+        node.running("logs", "--follow", "web") as following,
+        node.running("attach", "-i", "web") as attached,
+        asyncio.timeout(PATIENCE),
+    ):
+        assert following.stdout
+        assert attached.stdin
+        assert await following.stdout.readline() == b"listening\n"
+        for word in ("one", "two", "three"):
+            attached.stdin.write(f"{word}\n".encode())
+            assert await following.stdout.readline() == f"heard {word}\n".encode()
+            await LogRotation(node.runtime, max_bytes=10).look()
+        attached.stdin.write(b"exit 0\n")
+        assert await following.wait() == 0
+    assert "one" not in await node.kubectl("logs", "web")
+
+
+async def test_a_command_is_executed_with_input_terminal_and_exit_code(node: ApiNode) -> None:
+    await node.start("web")
+    ran = await node.run("exec", "web", "--", "cmd", "/c", "echo out& echo err 1>&2& exit 7")
+    assert (ran.code, ran.out.strip(), "err" in ran.err) == (7, "out", True)
+    said = await node.kubectl("exec", "-i", "web", "--", TALKER, stdin=b"hello\n")
+    assert said == "listening\nheard hello\nno more input\n"
+    async with (
+        asyncio.timeout(PATIENCE),
+        terminal() as (ours, theirs),
+        node.running("exec", "-it", "web", "--", "cmd", terminal=theirs) as process,
+    ):
+        await ours.until("C:\\>")
+        ours.type("ver\r")
+        await ours.until("Microsoft Windows 10.0.20348")
+        ours.type("exit\r")
+        assert await process.wait() == 0
+
+
+async def test_files_are_copied_in_and_out(node: ApiNode, tmp_path: Path) -> None:
+    await node.start("web")
+    source, target = tmp_path / "letter", tmp_path / "back"
+    write(source, os.urandom(3 << 20))
+    await node.kubectl("cp", str(source), "web:/letter")
+    listed = await node.kubectl("exec", "web", "--", "cmd", "/c", "dir C:\\letter")
+    assert "3,145,728" in listed.replace(".", ",")
+    await node.kubectl("cp", "web:/letter", str(target))
+    assert read(target) == read(source)
+
+
+def write(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+def read(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+async def test_a_program_is_attached_to_and_its_port_forwarded(node: ApiNode) -> None:
+    await node.start("web", restartPolicy="Never")
+    await node.until_said("web", "listening")
+    async with node.running("attach", "-i", "web") as process, asyncio.timeout(PATIENCE):
+        assert process.stdin
+        assert process.stdout
+        await asyncio.sleep(1)
+        process.stdin.write(b"hello\n")
+        assert await process.stdout.readline() == b"heard hello\n"
+        process.stdin.write(b"exit 0\n")
+        assert await process.wait() == 0
+    await node.start("server", TALKER, f"{LOOPBACK}:8080")
+    await node.until_said("server", "serving")
+    port = free_port()
+    forward = ("port-forward", "pod/server", f"{port}:8080")
+    async with node.running(*forward) as process, asyncio.timeout(PATIENCE):
+        assert process.stdout
+        assert b"Forwarding from" in await process.stdout.readline()
+        async with aiohttp.ClientSession() as http:
+            for path in ("/one", "/two"):
+                async with http.get(f"http://{LOOPBACK}:{port}{path}") as response:
+                    assert await response.text() == f"{path} from Windows"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind((LOOPBACK, 0))
+        return int(found.getsockname()[1])
+
+
+async def test_what_is_used_is_told_as_a_metrics_server_reads_it(node: ApiNode) -> None:
+    await node.start("web")
+    admin = as_user(node.plane, "admin", "system:masters")
+    async with aiohttp.ClientSession(node.url, connector=aiohttp.TCPConnector(ssl=admin)) as http:
+        async with http.get("/metrics/resource") as response:
+            text = await response.text()
+        async with http.get("/stats/summary") as response:
+            summary = await response.json()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.labels.get("container", "app") == "app":
+                found[sample.name] = sample.value
+    for name in ("node", "pod", "container"):
+        assert found[f"{name}_cpu_usage_seconds_total"] > 0
+        assert found[f"{name}_memory_working_set_bytes"] > 1 << 20
+    assert found["container_start_time_seconds"] > 0
+    (pod,) = summary["pods"]
+    assert pod["podRef"]["name"] == "web"
+    assert pod["containers"][0]["memory"]["usageBytes"] > 1 << 20
+    assert pod["process_stats"]["process_count"] > 0
+    assert {volume["name"].rpartition("-")[0] for volume in pod["volume"]} == {"kube-api-access"}
+
+
+async def test_only_those_that_the_api_server_lets_may_ask(node: ApiNode) -> None:
+    plane, trust = node.plane, ssl.create_default_context(cafile=str(node.plane.authority))
+    await node.kubectl("create", "serviceaccount", "scraper")
+    await node.kubectl("create", "clusterrole", node.name, "--verb=get", "--resource=nodes/metrics")
+    account = f"--serviceaccount={node.name}:scraper"
+    await node.kubectl(
+        "create", "clusterrolebinding", node.name, f"--clusterrole={node.name}", account
+    )
+    token = (await node.kubectl("create", "token", "scraper")).strip()
+    async with aiohttp.ClientSession() as http:
+
+        async def status(path: str, shown: ssl.SSLContext = trust, **headers: str) -> int:
+            async with http.get(node.url + path, ssl=shown, headers=headers) as response:
+                return response.status
+
+        assert await status("/metrics") == 401
+        assert await status("/metrics", Authorization="Bearer nonsense") == 401
+        assert await status("/metrics", Authorization=f"Bearer {token}") == 200
+        assert await status("/pods", Authorization=f"Bearer {token}") == 403
+        assert await status("/pods", shown=as_user(plane, "admin", "system:masters")) == 200
+        assert await status("/pods", shown=as_user(plane, "nobody")) == 403
+        with pytest.raises(aiohttp.ClientError):
+            await status("/pods", shown=ssl.create_default_context())
+
+
+def as_user(plane: ControlPlane, user: str, *groups: str) -> ssl.SSLContext:
+    shown = plane.client_certificate(user, *groups)
+    context = ssl.create_default_context(cafile=str(plane.authority))
+    context.load_cert_chain(shown.certificate, shown.key)
+    return context
