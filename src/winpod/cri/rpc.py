@@ -30,6 +30,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
 )
+_LONGEST_SENTENCE = 2400
 _RECONNECT_MILLISECONDS = 1000
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
@@ -156,11 +157,24 @@ async def _refuse(name: str, error: Exception, context: _Context) -> NoReturn:
         sentence = (
             f"{name} failed at {error.filename or 'the disk'}: {why}. Make room, and try again."
         )
+    elif isinstance(error, OSError) and error.filename:
+        _log.exception("%s failed", name)
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        sentence = f"{name} failed at {error.filename}: {error.strerror}."
     else:
         _log.exception("%s failed", name)
         code = grpc.StatusCode.INTERNAL
         sentence = f"{name} failed for a reason that the runtime's log tells: {error!r}."
-    await context.abort(code, sentence)
+    await context.abort(code, _shortened(sentence))
+
+
+def _shortened(sentence: str) -> str:
+    """Clients take a status of 8 KiB, in which some characters need twelve bytes."""
+    text = sentence.encode()
+    if len(text) <= _LONGEST_SENTENCE:
+        return sentence
+    half = _LONGEST_SENTENCE // 2
+    return f"{text[:half].decode(errors='ignore')} ... {text[-half:].decode(errors='ignore')}"
 
 
 class RemoteError(WinpodError):
