@@ -1,7 +1,8 @@
-"""A real Kubernetes control plane on loopback for tests, with its data in one directory.
+"""A real Kubernetes control plane for tests, with its data in one directory.
 
-etcd and kube-apiserver always run; kube-scheduler and kube-controller-manager unless switched
-off. Leaving the context ends exactly the processes that entering it started.
+It listens on loopback, or on an address of a network namespace that it is given. etcd and
+kube-apiserver always run; kube-scheduler and kube-controller-manager unless switched off. Leaving
+the context ends exactly the processes that entering it started.
 """
 
 import base64
@@ -12,16 +13,19 @@ import random
 import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tests.e2e.controlplane.build import Say, binaries
 from tests.e2e.controlplane.certificates import Authority, Certificate, new_authority
 from tests.e2e.controlplane.processes import ServerProcess
+
+from winpod.network.namespaces import inside
 
 LOOPBACK = "127.0.0.1"
 SERVICE_RANGE = "10.96.0.0/16"
@@ -29,6 +33,8 @@ SERVICE_ADDRESS = "10.96.0.1"
 POD_RANGE = "10.244.0.0/16"
 BELOW_EPHEMERAL = range(20000, 32000)
 ADMIN_GROUP = "system:masters"
+
+_T = TypeVar("_T")
 
 
 class KubectlFailed(Exception):
@@ -56,9 +62,13 @@ class ControlPlane:
         *,
         scheduler: bool = True,
         controller_manager: bool = True,
+        network: Path | None = None,
+        address: str = LOOPBACK,
         say: Say = print,
     ) -> None:
         self.directory = directory
+        self.address = address
+        self._network = network
         self._with_scheduler = scheduler
         self._with_controller_manager = controller_manager
         self._say = say
@@ -82,7 +92,7 @@ class ControlPlane:
 
     @property
     def server(self) -> str:
-        return f"https://{LOOPBACK}:{self._api_port}"
+        return f"https://{self.address}:{self._api_port}"
 
     @property
     def pids(self) -> list[int]:
@@ -90,7 +100,8 @@ class ControlPlane:
 
     def kubectl_command(self, *arguments: str) -> list[str]:
         """`kubectl ARGUMENTS`, as the administrator, to be run by the caller."""
-        return [str(self._binaries / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        program = str(self.binaries / "kubectl")
+        return [*self._entering, program, "--kubeconfig", str(self.kubeconfig), *arguments]
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """What `kubectl ARGUMENTS` prints, as the administrator."""
@@ -122,7 +133,7 @@ class ControlPlane:
 
     def request(self, method: str, path: str, body: object = None) -> Answer:
         """One request to the API server as the administrator, with its status and body."""
-        return _request(self._api_port, self._trust, method, path, body)
+        return self._inside(partial(_request, self._api, self._trust, method, path, body))
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
         """A kubeconfig for a user, such as `system:node:win-a` of the group `system:nodes`."""
@@ -140,16 +151,30 @@ class ControlPlane:
     def authority(self) -> Path:
         return self._authority.certificate
 
+    def public_kubeconfig(self) -> str:
+        """Where the cluster is and whom to trust there, as it is published to those who join."""
+        cluster = {
+            "server": self.server,
+            "certificate-authority-data": _encoded(self._authority.certificate),
+        }
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "", "cluster": cluster}],
+        }
+        return json.dumps(document)
+
     def _start(self) -> None:
-        self._binaries = binaries(self._say)
+        self.binaries = binaries(self._say)
         self._certificates = self.directory / "certificates"
         self._certificates.mkdir(parents=True)
         self._authority = new_authority(self._certificates, "cluster")
         self._serving = self._authority.serving(
-            "serving", "DNS:localhost", f"IP:{LOOPBACK}", f"IP:{SERVICE_ADDRESS}"
+            "serving",
+            *("DNS:localhost", f"IP:{LOOPBACK}", f"IP:{self.address}", f"IP:{SERVICE_ADDRESS}"),
         )
         self._token_signer = self._authority.client("service-accounts", "service-accounts")
-        ports = _free_ports(5)
+        ports = self._inside(partial(_free_ports, 5))
         self._etcd_port, peer_port, self._api_port, scheduler_port, controller_port = ports
         admin = self._authority.client("admin", "admin", ADMIN_GROUP)
         self._trust = ssl.create_default_context(cafile=str(self._authority.certificate))
@@ -170,16 +195,16 @@ class ControlPlane:
             "peer-url": f"http://{LOOPBACK}:{peer_port}",
         }
         etcd = self._run("etcd", flags)
-        etcd.wait_until(partial(_listens, self._etcd_port))
+        etcd.wait_until(lambda: self._inside(partial(_listens, self._etcd_port)))
 
     def _start_api_server(self, front_proxy: Authority) -> None:
         kubelet_client = self._authority.client("kubelet-client", "kubelet-client", ADMIN_GROUP)
         proxy_client = front_proxy.client("proxy-client", "front-proxy-client")
         flags = {
             "etcd-servers": f"http://{LOOPBACK}:{self._etcd_port}",
-            "bind-address": LOOPBACK,
+            "bind-address": self.address,
             "secure-port": self._api_port,
-            "advertise-address": LOOPBACK,
+            "advertise-address": self.address,
             "endpoint-reconciler-type": "none",
             "tls-cert-file": self._serving.certificate,
             "tls-private-key-file": self._serving.key,
@@ -202,18 +227,30 @@ class ControlPlane:
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
             "allow-privileged": "true",
+            "enable-bootstrap-token-auth": "true",
         }
-        api_server = self._run("kube-apiserver", flags)
-        api_server.wait_until(partial(_healthy, self._api_port, self._trust, "/readyz"))
+        self._api_server_flags = flags
+        self.start_api_server()
+
+    def start_api_server(self) -> None:
+        """Again, after it was stopped: with the same address and everything it knew."""
+        self._api_server = self._run("kube-apiserver", self._api_server_flags)
+        self._api_server.wait_until(partial(self._healthy, self._api, "/readyz"))
+
+    def stop_api_server(self) -> None:
+        """As in a failure: nobody is told, and what is in etcd stays."""
+        self._api_server.stop()
+        self._servers.remove(self._api_server)
 
     def _start_scheduler(self, port: int) -> None:
         flags = self._component_flags("kube-scheduler", port)
         scheduler = self._run("kube-scheduler", flags)
-        scheduler.wait_until(partial(_healthy, port, self._trust, "/readyz"))
+        scheduler.wait_until(partial(self._healthy, (LOOPBACK, port), "/readyz"))
 
     def _start_controller_manager(self, port: int) -> None:
         flags = self._component_flags("kube-controller-manager", port) | {
             "use-service-account-credentials": "true",
+            "controllers": "*,bootstrapsigner,tokencleaner",
             "root-ca-file": self._authority.certificate,
             "service-account-private-key-file": self._token_signer.key,
             "cluster-signing-cert-file": self._authority.certificate,
@@ -223,7 +260,7 @@ class ControlPlane:
             "service-cluster-ip-range": SERVICE_RANGE,
         }
         manager = self._run("kube-controller-manager", flags)
-        manager.wait_until(partial(_healthy, port, self._trust, "/healthz"))
+        manager.wait_until(partial(self._healthy, (LOOPBACK, port), "/healthz"))
 
     def _component_flags(self, name: str, port: int) -> dict[str, object]:
         kubeconfig = self.kubeconfig_for(f"system:{name}")
@@ -240,13 +277,32 @@ class ControlPlane:
 
     def _run(self, name: str, flags: dict[str, object]) -> ServerProcess:
         command = [
-            str(self._binaries / name),
+            *self._entering,
+            str(self.binaries / name),
             *(f"--{key}={value}" for key, value in flags.items()),
         ]
         server = ServerProcess(name, command, self.directory / f"{name}.log")
         self._running.callback(server.stop)
         self._servers.append(server)
         return server
+
+    @property
+    def _api(self) -> tuple[str, int]:
+        return self.address, self._api_port
+
+    @property
+    def _entering(self) -> list[str]:
+        return ["nsenter", f"--net={self._network}"] if self._network else []
+
+    def _inside(self, function: Callable[[], _T]) -> _T:
+        return inside(self._network, function) if self._network else function()
+
+    def _healthy(self, server: tuple[str, int], path: str) -> bool:
+        try:
+            asked = partial(_request, server, self._trust, "GET", path, None)
+            return self._inside(asked).status == http.HTTPStatus.OK
+        except OSError:
+            return False
 
     def _write_kubeconfig(self, name: str, client: Certificate) -> Path:
         path = self.directory / f"{name}.kubeconfig"
@@ -271,8 +327,10 @@ class ControlPlane:
         return path
 
 
-def _request(port: int, trust: ssl.SSLContext, method: str, path: str, body: object) -> Answer:
-    connection = http.client.HTTPSConnection(LOOPBACK, port, context=trust, timeout=30)
+def _request(
+    server: tuple[str, int], trust: ssl.SSLContext, method: str, path: str, body: object
+) -> Answer:
+    connection = http.client.HTTPSConnection(*server, context=trust, timeout=30)
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, path, payload, {"Content-Type": "application/json"})
@@ -282,13 +340,6 @@ def _request(port: int, trust: ssl.SSLContext, method: str, path: str, body: obj
         connection.close()
     is_json = response.headers.get_content_type() == "application/json"
     return Answer(response.status, json.loads(text) if is_json else text)
-
-
-def _healthy(port: int, trust: ssl.SSLContext, path: str) -> bool:
-    try:
-        return _request(port, trust, "GET", path, None).status == http.HTTPStatus.OK
-    except OSError:
-        return False
 
 
 def _listens(port: int) -> bool:
