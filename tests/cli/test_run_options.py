@@ -1,11 +1,14 @@
 """What people write after `winpod run`, by docker's rules."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from winpod.cli.exec import wrapped
 from winpod.cli.foreground import shell_code
+from winpod.cli.main import main
 from winpod.cli.run_options import (
     check_name,
     describe_ports,
@@ -134,3 +137,19 @@ def test_exec_lets_cmd_do_what_the_cri_has_no_words_for() -> None:
     for bad in ('say "x"', "a&b", "a>b"):
         with pytest.raises(InvalidInput, match=r"cmd\.exe"):
             wrapped([bad], {}, "C:\\", False)
+
+
+def test_a_file_of_variables_that_is_none_is_told_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"A=\xff\n")
+    for file, says in (
+        (tmp_path / "none", "cannot be read: No such file or directory."),
+        (binary, "is not UTF-8 text. Write NAME=value, one a line."),
+    ):
+        words = ["winpod", "run", "--root", str(tmp_path), "--env-file", str(file), "image"]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            main()
+        assert f"{file} {says}" in capsys.readouterr().err

@@ -174,8 +174,10 @@ def command(
 def _read_env_file(file: Path) -> list[api.KeyValue]:
     try:
         return parse_env_file(file.read_text("utf-8"), os.environ)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file} cannot be read: {error}.") from None
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{file} is not UTF-8 text.", "Write NAME=value, one a line.") from None
 
 
 async def _run(asked: _Asked, config: Config, host_named: bool) -> int:
