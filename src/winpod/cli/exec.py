@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from typing import Annotated
 
@@ -41,7 +42,9 @@ def command(
     """
     pairs = [parse_variable(text, os.environ) for text in env or ()]
     variables = {pair.key: pair.value.decode() for pair in pairs}
-    arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
+    given, arguments = split_options(arguments)
+    container, namespace = given.container or container, given.namespace or namespace
+    interactive, tty = given.stdin or interactive, given.tty or tty
     line = wrapped(arguments, variables, workdir, detach)
 
     async def execute(clients: Clients) -> int:
@@ -64,6 +67,26 @@ def command(
             check_terminal()
         code = with_runtimes(root, execute)
     raise typer.Exit(shell_code(code))
+
+
+def split_options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options may stand between the pod and a `--`, which kubectl's users are used to."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("-c", "--container", default="")
+    parser.add_argument("-n", "--namespace", default="")
+    parser.add_argument("-i", "--stdin", "--interactive", action="store_true")
+    parser.add_argument("-t", "--tty", action="store_true")
+    at = first = 0
+    if "--" in arguments and arguments[0].startswith("-"):
+        at = arguments.index("--")
+        first = at + 1
+    try:
+        given, unknown = parser.parse_known_args(arguments[:at])
+    except argparse.ArgumentError as error:
+        raise InvalidInput(f"{error}.") from None
+    if unknown:
+        raise InvalidInput(f"{unknown[0]} is not an option of exec.", "See winpod exec --help.")
+    return given, arguments[first:]
 
 
 def wrapped(

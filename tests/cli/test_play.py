@@ -1,0 +1,108 @@
+"""`winpod play` from the command line: the real command, the process behind it, and containers
+that are simulated."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.winpod import Ran, winpod
+
+Run = Callable[..., Ran]
+APP = """\
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db, namespace: shop}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+        - {name: main, image: registry.example/hello:1}
+        - {name: beside, image: registry.example/hello:1, command: [look, out]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec:
+  selector: {app: db}
+  ports: [{port: 5432}]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "root"
+    (tmp_path / ".config/winpod").mkdir(parents=True)
+    settings = f'root = "{root}"\n[runtime]\ncompute = "simulated"\n'
+    (tmp_path / ".config/winpod/config.toml").write_text(settings)
+    (tmp_path / "content").mkdir()
+    (tmp_path / "app.yaml").write_text(APP)
+    image = f"oci:{tmp_path}/images:registry.example/hello:1"
+    options = ("--os-version", "2022", "--cmd", "serve")
+    packed = winpod("image", "pack", f"{tmp_path}/content", "-t", image, *options, home=tmp_path)
+    assert packed.code == 0, packed.err
+    yield tmp_path
+    winpod("down", "--volumes", home=tmp_path)
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    return lambda *arguments: winpod(*arguments, home=home)
+
+
+def test_what_is_played_is_spoken_of_as_kubectl_does(run: Run, home: Path) -> None:
+    played = run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
+    assert played.code == 0, played.out + played.err
+    assert played.out.splitlines()[:4] == [
+        "note: one node, 10.0.20348 (Windows Server 2022), fits all pods; --node chooses others",
+        "node/win-2022 created",
+        "service/db created",
+        "statefulset.apps/db created",
+    ]
+    assert "shop/db-1" in played.out
+    assert run("logs", "db-1").out == "simulated: serve\n"
+    assert run("logs", "sts/db", "-c", "beside").out == "simulated: look out\n"
+    assert run("logs", "db-0/beside").out == "simulated: look out\n"
+    line = ("exec", "db-0", "-c", "beside", "-n", "shop", "--", "cmd", "/c", "ver")
+    assert run(*line).out == "simulated: cmd /c ver\n"
+    assert run("exec", "-n", "shop", "db-0", "--", "ver").out == "simulated: ver\n"
+    assert run("exec", "-n", "other", "db-0", "--", "ver").code == 125
+    assert len(json.loads(run("ps", "-o", "json").out)) == 4
+    state = json.loads(run("ps", "--pods", "-o", "json").out)
+    assert [(pod["name"], pod["ready"]) for pod in state["pods"]] == [
+        ("db-0", "2/2"),
+        ("db-1", "2/2"),
+    ]
+    events = json.loads(run("events", "db-0", "-o", "json").out)
+    assert [event["reason"] for event in events][:2] == ["Scheduled", "Pulled"]
+    assert "serviceName" not in run("describe", "sts", "db").out
+    assert "readyReplicas: 2" in run("describe", "sts/db").out
+    assert "no pod none" in run("describe", "none").err
+    bad = run("play", f"{home}/none.yaml")
+    assert (bad.code, "Traceback" in bad.err) == (2, False)
+    again = run("play", f"{home}/app.yaml", "-o", "json")
+    assert {change["change"] for change in json.loads(again.out)["changes"]} == {"unchanged"}
+    ended = run("down")
+    assert "statefulset.apps/db deleted" in ended.out
+    assert run("ps", "--pods").out == "No pods.\n"
+    assert run("down").out == "Nothing is played.\n"
+
+
+def test_the_next_command_goes_on_where_a_killed_process_was(run: Run, home: Path) -> None:
+    run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
+    serving = json.loads((home / "root/nodes/win-2022/runtime/serving.json").read_text())
+    os.kill(serving["process"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while True:
+        pods = json.loads(run("ps", "--pods", "-o", "json").out)["pods"]
+        if [pod["isReady"] for pod in pods] == [True, True]:
+            break
+        assert time.monotonic() < deadline
