@@ -148,6 +148,7 @@ class Registration:
         new = node_status(self._facts, self._machine, await self._find(), before, _now())
         is_time = self._told_at is None or abs(_now() - self._told_at) >= TELL_AFTER
         if not is_time and not is_news(new, self._told_status):
+            await self._hear_of_subnet()
             return
         patch = status_patch(before.to_dict() if before else {}, new.to_dict())
         path = f"{_NODES}/{self._facts.name}/status"
@@ -158,6 +159,16 @@ class Registration:
             if not error.is_missing:
                 raise
             await self._try_to_register()
+
+    async def _hear_of_subnet(self) -> None:
+        """The cluster gives a node its subnet some time after it got to know the node."""
+        spec = self._node.spec if self._node else None
+        if self._facts.pod_cidr or (spec and spec.podCIDR):
+            return
+        known = await self._api.get(v1.Node, f"{_NODES}/{self._facts.name}")
+        if known is not None:
+            self._node = known
+            self._told(known)
 
     def _take(self, node: v1.Node, *, is_fresh: bool = True) -> None:
         self._node = node
