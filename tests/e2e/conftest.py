@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.go_build import Say
+from tests.e2e.windows_cluster import WindowsCluster, windows_cluster
 from tests.e2e.windows_programs import cache
 
 from winpod.images.base import Base, build_base
@@ -14,13 +16,27 @@ def control_plane(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[ControlPlane]:
     """A whole control plane for the session; tests keep to namespaces and names of their own."""
+    say = _saying(pytestconfig)
+    with ControlPlane(tmp_path_factory.mktemp("control-plane"), say=say) as running:
+        yield running
 
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, base: Base
+) -> Iterator[WindowsCluster]:
+    """Windows nodes of two builds, with Wine, in a network of their own; shared likewise."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with windows_cluster(folder, base, _saying(pytestconfig)) as running:
+        yield running
+
+
+def _saying(pytestconfig: pytest.Config) -> Say:
     def say(line: str) -> None:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(line, flush=True)
 
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), say=say) as running:
-        yield running
+    return say
 
 
 @pytest.fixture(scope="session")

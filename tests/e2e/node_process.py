@@ -1,0 +1,129 @@
+"""`winpod node` and `winpod runtime` as processes of a test, which may be killed in the middle."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.processes import ServerProcess
+from tests.e2e.objects import pods_path
+
+WINPOD = (sys.executable, "-m", "winpod")
+ANYWHERE = [{"operator": "Exists"}]
+
+
+class NodeProcess:
+    """One process of `winpod node`; its log is in the directory. `before` leads to a network."""
+
+    def __init__(self, directory: Path, *arguments: str, before: Sequence[str] = ()) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.log = directory / "node.log"
+        self._command = [
+            *(*before, *WINPOD, "node", "--root", str(directory / "root")),
+            *("--pod-logs", str(directory / "logs"), *arguments),
+        ]
+        self._process: ServerProcess | None = None
+
+    def start(self) -> None:
+        self._process = ServerProcess("node", self._command, self.log)
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        assert self._process
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def __enter__(self) -> "NodeProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def simulated_runtime(directory: Path, build: str = "2022") -> ServerProcess:
+    """The real runtime with simulated compute; the socket is `cri.sock` in the directory."""
+    command = [
+        *(*WINPOD, "runtime", "--compute", "simulated", "--host-build", build),
+        *("--root", str(directory / "runtime"), "--socket", str(directory / "cri.sock")),
+    ]
+    return ServerProcess("runtime", command, directory / "runtime.log")
+
+
+def eventually(holds: Callable[[], object], *, within: float = 40) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within} s"
+        time.sleep(0.1)
+
+
+def found(cluster: ControlPlane, path: str) -> dict[str, Any]:
+    """An object of the API, empty where there is none."""
+    try:
+        answer = cluster.request("GET", path)
+    except OSError:
+        return {}
+    return answer.body if answer.status == HTTPStatus.OK else {}
+
+
+def node(cluster: ControlPlane, name: str) -> dict[str, Any]:
+    return found(cluster, f"/api/v1/nodes/{name}")
+
+
+def condition(obj: dict[str, Any], kind: str) -> dict[str, Any]:
+    conditions = obj.get("status", {}).get("conditions", [])
+    return next((c for c in conditions if c["type"] == kind), {})
+
+
+def is_ready(cluster: ControlPlane, name: str) -> bool:
+    return condition(node(cluster, name), "Ready").get("status") == "True"
+
+
+def pod(cluster: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
+    return found(cluster, f"{pods_path(namespace)}/{name}")
+
+
+def phase(cluster: ControlPlane, namespace: str, name: str) -> str:
+    return str(pod(cluster, namespace, name).get("status", {}).get("phase", ""))
+
+
+def windows_pod(
+    namespace: str, name: str, image: str, *command: str, **spec: Any
+) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "app", "image": image}
+    if command:
+        container["command"] = list(command)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "os": {"name": "windows"},
+            "tolerations": ANYWHERE,
+            "containers": [container],
+            **spec,
+        },
+    }
+
+
+def events_of(cluster: ControlPlane, namespace: str, name: str) -> list[tuple[str, str]]:
+    selector = f"involvedObject.name={name}"
+    text = cluster.kubectl(
+        "get", "events", "-n", namespace, "--field-selector", selector, "-o", "json"
+    )
+    return [(item["reason"], item["message"]) for item in json.loads(text)["items"]]
