@@ -1,0 +1,219 @@
+"""Workloads on Windows nodes of a real cluster: scheduled, rolled out, drained, restarted, told."""
+
+import re
+import time
+from functools import partial
+from typing import Any
+
+from tests.e2e.node_process import is_ready
+from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class
+from tests.e2e.windows_cluster import BUILDS, WindowsCluster, windows_spec
+
+SLEEP = ("cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
+BUILD_OF = {"win-2019": BUILD_2019, "win-2022": BUILD_2022}
+
+
+def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "story-1")
+    for node, build in BUILD_OF.items():
+        cluster.plane.apply(runtime_class(node, PROCESS, build))
+    for node in BUILDS:
+        spec = windows_spec(cluster.images[node], *SLEEP, runtimeClassName=node)
+        del spec["tolerations"], spec["nodeSelector"]
+        cluster.plane.apply(_pod(ns, f"on-{node}", spec))
+    cluster.until_ready(ns, *(f"on-{node}" for node in BUILDS))
+    for node in BUILDS:
+        assert cluster.get(ns, "pod", f"on-{node}")["spec"]["nodeName"] == node
+        told = cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
+        assert BUILD_OF[node] in told
+    _delete_pods(cluster, ns)
+
+
+def test_story_2_an_old_image_on_a_newer_node_fails_with_the_sentence_of_windows(
+    cluster: WindowsCluster,
+) -> None:
+    ns = _namespace(cluster, "story-2")
+    spec = windows_spec(cluster.images["win-2019"], *SLEEP, node="win-2022")
+    cluster.plane.apply(_pod(ns, "legacy", spec))
+    cluster.until("the pod says why it waits", lambda: _waiting(cluster, ns, "legacy")[0])
+    reason, message = _waiting(cluster, ns, "legacy")
+    assert reason in ("ErrImagePull", "ImagePullBackOff")
+    listed = cluster.kubectl("get", "events", "-n", ns) + message
+    assert "10.0.17763" in listed
+    assert "10.0.20348" in listed
+    _delete_pods(cluster, ns)
+
+
+def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "story-3")
+    for node in BUILDS:
+        spec = windows_spec(cluster.image, *SLEEP, node=node)
+        cluster.plane.apply(_pod(ns, f"on-{node}", spec))
+    cluster.until_ready(ns, *(f"on-{node}" for node in BUILDS))
+    ids = {_status(cluster, ns, f"on-{node}")["imageID"] for node in BUILDS}
+    assert len(ids) == len(BUILDS)
+    _delete_pods(cluster, ns)
+
+
+def test_a_deployment_rolls_out_and_its_node_is_drained(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "rolling")
+    cluster.plane.apply(_workload(ns, "Deployment", cluster.image, replicas=2))
+    _rolled_out(cluster, ns, "deployment/app")
+    cluster.kubectl("set", "env", "deployment/app", "-n", ns, "VERSION=two")
+    _rolled_out(cluster, ns, "deployment/app")
+    try:
+        cluster.kubectl(
+            *("drain", "win-2019", "--ignore-daemonsets", "--force", "--delete-emptydir-data"),
+            *("--timeout=120s", f"--pod-selector=in={ns}"),
+        )
+        _rolled_out(cluster, ns, "deployment/app")
+        names = cluster.kubectl("get", "pods", "-n", ns, "-o", "jsonpath={.items[*].spec.nodeName}")
+        assert set(names.split()) == {"win-2022"}
+    finally:
+        cluster.kubectl("uncordon", "win-2019")
+    cluster.kubectl("delete", "deployment", "app", "-n", ns)
+
+
+def test_jobs_stateful_sets_and_daemon_sets_run(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "kinds")
+    job = windows_spec(cluster.image, "cmd", "/c", "echo done& exit 0", restartPolicy="Never")
+    cluster.plane.apply(
+        _workload(ns, "StatefulSet", cluster.image, serviceName="app"),
+        _workload(ns, "DaemonSet", cluster.image),
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "once", "namespace": ns},
+            "spec": {"template": {"spec": job}},
+        },
+    )
+    cluster.kubectl("wait", "-n", ns, "--for=condition=Complete", "--timeout=180s", "job/once")
+    assert cluster.kubectl("logs", "-n", ns, "job/once").strip() == "done"
+    _rolled_out(cluster, ns, "statefulset/app")
+    _rolled_out(cluster, ns, "daemonset/app")
+    seen = cluster.get(ns, "daemonset", "app")["status"]
+    assert seen["numberReady"] == len(BUILDS)
+    assert cluster.get(ns, "pod", "app-0")["spec"]["hostname"] == "app-0"
+    cluster.kubectl("delete", "statefulset/app", "daemonset/app", "job/once", "-n", ns)
+
+
+def test_a_killed_node_loses_and_restarts_no_pod(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "killed")
+    cluster.plane.apply(_pod(ns, "stays", windows_spec(cluster.image, *SLEEP, node="win-2019")))
+    cluster.until_ready(ns, "stays")
+    before = _status(cluster, ns, "stays")
+    cluster.nodes["win-2019"].kill()
+    cluster.nodes["win-2019"].start()
+    cluster.plane.apply(_pod(ns, "new", windows_spec(cluster.image, *SLEEP, node="win-2019")))
+    cluster.until_ready(ns, "new")
+    assert _status(cluster, ns, "stays") == before
+    assert cluster.exec(ns, "stays", "cmd", "/c", "echo here").strip() == "here"
+    _delete_pods(cluster, ns)
+
+
+def test_pods_go_on_while_the_api_server_is_away(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "away")
+    ends = ("cmd", "/c", "ping -n 12 127.0.0.1 >nul& exit 3")
+    cluster.plane.apply(
+        _pod(ns, "stays", windows_spec(cluster.image, *SLEEP)),
+        _pod(ns, "ends", windows_spec(cluster.image, *ends, restartPolicy="Never")),
+    )
+    cluster.until_ready(ns, "stays")
+    before = _status(cluster, ns, "stays")
+    cluster.plane.stop_api_server()
+    time.sleep(10)
+    cluster.plane.start_api_server()
+    for node in BUILDS:
+        cluster.until("the node is ready", partial(is_ready, cluster.plane, node))
+    cluster.until("the end is told", lambda: _ended(cluster, ns, "ends"))
+    assert _ended(cluster, ns, "ends")["exitCode"] == 3
+    assert _status(cluster, ns, "stays") == before
+    _delete_pods(cluster, ns)
+
+
+CONDITIONS = {
+    "PodReadyToStartContainers": "True",
+    "Initialized": "True",
+    "Ready": "True",
+    "ContainersReady": "True",
+    "PodScheduled": "True",
+}
+CONTAINER = {
+    "name": "app",
+    "ready": True,
+    "started": True,
+    "restartCount": 0,
+    "lastState": {},
+}
+
+
+def test_a_running_pod_is_told_as_a_kubelet_tells_it(cluster: WindowsCluster) -> None:
+    ns = _namespace(cluster, "told")
+    cluster.plane.apply(_pod(ns, "web", windows_spec(cluster.image, *SLEEP, node="win-2022")))
+    cluster.until_ready(ns, "web")
+    status = cluster.get(ns, "pod", "web")["status"]
+    assert {c["type"]: c["status"] for c in status["conditions"]} == CONDITIONS
+    assert status["phase"] == "Running"
+    assert status["qosClass"] == "BestEffort"
+    assert status["hostIP"] == cluster.machines["win-2022"].address
+    assert status["hostIPs"] == [{"ip": status["hostIP"]}]
+    assert status["podIPs"] == [{"ip": status["podIP"]}]
+    (container,) = status["containerStatuses"]
+    assert {key: container[key] for key in CONTAINER} == CONTAINER
+    assert container["image"]
+    assert re.fullmatch(r"\S*sha256:[0-9a-f]{64}", container["imageID"])
+    assert re.fullmatch(r"winpod://\S+", container["containerID"])
+    assert set(container["state"]) == {"running"}
+    wide = cluster.kubectl("get", "pod", "web", "-n", ns, "-o", "wide")
+    assert status["podIP"] in wide
+    described = cluster.kubectl("describe", "pod", "web", "-n", ns)
+    assert re.search(r"Started\s.*Container started|Started container app", described)
+    _delete_pods(cluster, ns)
+
+
+def _namespace(cluster: WindowsCluster, name: str) -> str:
+    cluster.plane.create_namespace(name)
+    return name
+
+
+def _pod(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _workload(namespace: str, kind: str, image: str, **spec: Any) -> dict[str, Any]:
+    labels = {"app": "app", "in": namespace}
+    template = {"metadata": {"labels": labels}, "spec": windows_spec(image, *SLEEP)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": "app", "namespace": namespace},
+        "spec": {"selector": {"matchLabels": labels}, "template": template, **spec},
+    }
+
+
+def _rolled_out(cluster: WindowsCluster, namespace: str, what: str) -> None:
+    cluster.kubectl("rollout", "status", what, "-n", namespace, "--timeout=180s")
+
+
+def _delete_pods(cluster: WindowsCluster, namespace: str) -> None:
+    cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--timeout=120s")
+
+
+def _status(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:
+    return dict(cluster.get(namespace, "pod", name)["status"]["containerStatuses"][0])
+
+
+def _state(cluster: WindowsCluster, namespace: str, name: str, kind: str) -> dict[str, Any]:
+    found = cluster.get(namespace, "pod", name).get("status", {}).get("containerStatuses", [])
+    return dict(found[0]["state"].get(kind, {})) if found else {}
+
+
+def _ended(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:
+    return _state(cluster, namespace, name, "terminated")
+
+
+def _waiting(cluster: WindowsCluster, namespace: str, name: str) -> tuple[str, str]:
+    state = _state(cluster, namespace, name, "waiting")
+    is_error = "Err" in state.get("reason", "") or "BackOff" in state.get("reason", "")
+    return (state["reason"], state.get("message", "")) if is_error else ("", "")
