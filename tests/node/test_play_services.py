@@ -12,7 +12,7 @@ from lightkube.models import core_v1 as v1
 
 from tests.node.known_objects import read
 from winpod.node.play.dns import NameServer, decide
-from winpod.node.play.dns_wire import Code, Kind, Question, parse_question, question_of
+from winpod.node.play.dns_wire import Code, Kind, Question, encode_name, parse_question
 from winpod.node.play.publishing import machine_routes, parse_publication, published_routes
 from winpod.node.play.relay import Port, Relays, Route
 from winpod.node.play.services import Names, Served, complete, names_of, served
@@ -186,6 +186,11 @@ def test_a_name_that_leads_to_itself_is_refused() -> None:
     header = struct.pack("!HHHHHH", 1, 0, 1, 0, 0, 0)
     with pytest.raises(InvalidInput):
         parse_question(header + b"\xc0\x0c\0\1\0\1")
+
+
+def question_of(name: str, kind: Kind, id_: int = 1) -> bytes:
+    header = struct.pack("!HHHHHH", id_, 0x0100, 1, 0, 0, 0)
+    return header + encode_name(name) + struct.pack("!HH", kind, 1)
 
 
 def free_port(kind: int = socket.SOCK_STREAM) -> int:

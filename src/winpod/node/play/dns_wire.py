@@ -155,12 +155,6 @@ def encode_name(name: str) -> bytes:
     return b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
 
 
-def question_of(name: str, kind: Kind, id_: int = 1) -> bytes:
-    """As a client asks it."""
-    header = _HEADER.pack(id_, _RECURSION_WANTED, 1, 0, 0, 0)
-    return header + encode_name(name) + struct.pack("!HH", kind, _INTERNET)
-
-
 def failure(data: bytes, code: Code) -> bytes:
     """What can be said to a message that is none."""
     id_ = data[:2].ljust(2, b"\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from winpod.images.source import ImageSources, guess_from_tag, parse_layout_name
 from winpod.windows.errors import InvalidInput, WinpodError
 from winpod.windows.platforms import Image
 
+_log = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0
 
 
@@ -21,13 +23,11 @@ class Lookups:
 
     def __init__(self) -> None:
         self._known: dict[str, Image] = {}
-        self._failed: dict[str, tuple[float, str]] = {}
+        self._failed: dict[str, float] = {}
+        """Until when each is not looked for again."""
 
     def known(self, images: Iterable[str]) -> dict[str, Image]:
         return {text: self._known[text] for text in images if text in self._known}
-
-    def trouble(self, image: str) -> str:
-        return self._failed.get(image, (0.0, ""))[1]
 
     async def look_up(
         self,
@@ -39,7 +39,7 @@ class Lookups:
         wanted = [
             text
             for text in dict.fromkeys(images)
-            if text not in self._known and now > self._failed.get(text, (-1e9, ""))[0]
+            if text not in self._known and now > self._failed.get(text, 0.0)
         ]
         if not wanted:
             return
@@ -50,7 +50,8 @@ class Lookups:
                     self._known[text] = await sources.describe(text, secrets)
                     self._failed.pop(text, None)
                 except WinpodError as error:
-                    self._failed[text] = (now + _RETRY_SECONDS, str(error))
+                    _log.info("%s could not be looked up: %s", text, error)
+                    self._failed[text] = now + _RETRY_SECONDS
                     self._guess(text)
 
     def _guess(self, text: str) -> None:
