@@ -57,7 +57,7 @@ class Agent:
         self.registration = Registration(
             server, client, facts, machine, self.engine.pressures, self._node_told
         )
-        self._mirrors = Mirrors(server, self.reporter.tell_again, lambda: self.registration.node)
+        self._mirrors = Mirrors(server, self.reporter.tell_again)
         self._statics = StaticPods(
             manifests or facts.root / "manifests", facts.name, self._statics_changed
         )
@@ -112,6 +112,7 @@ class Agent:
         self._mirrors.statics(now)
 
     def _node_told(self, node: v1.Node) -> None:
+        self._mirrors.of_node(node)
         spec = node.spec
         cidrs = (spec and spec.podCIDRs) or ([spec.podCIDR] if spec and spec.podCIDR else [])
         told = ",".join(cidrs) or self._facts.pod_cidr

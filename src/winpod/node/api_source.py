@@ -144,17 +144,17 @@ class ApiObjects:
         return _Token(answer.status.token, now + min(life * _TOKEN_SHARE, _DAY))
 
     async def _kept_or(self, path: str, kind: type[T]) -> T | None:
-        """Those who ask for the same at once wait for one answer; none is kept that failed."""
+        """Those who ask for the same at once wait for one answer; only what is there is kept."""
         kept_at, answer = self._kept.get(path, (0.0, None))
         if answer is None or time.monotonic() > kept_at + _KEPT_SECONDS:
             answer = asyncio.ensure_future(self._get(path, kind))
             self._kept[path] = (time.monotonic(), answer)
+        found = None
         try:
             found = await asyncio.shield(answer)
-        except BaseException:
-            if self._kept.get(path, (0.0, None))[1] is answer:
+        finally:
+            if found is None and self._kept.get(path, (0.0, None))[1] is answer:
                 del self._kept[path]
-            raise
         return found if isinstance(found, kind) else None
 
     async def _get(self, path: str, kind: type[T]) -> T | None:

@@ -83,6 +83,7 @@ async def run_simulated(nodes: Sequence[Joined]) -> None:
             Machine(port=node.serving.port),
             objects,
             SimulatedVolumes(objects, facts),
+            manifests=node.manifests,
             forget=objects.forget,
         )
     pods = Following(server, v1.Pod, "/api/v1/pods", PodsByNode(agents), _BOUND)

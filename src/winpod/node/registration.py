@@ -59,11 +59,6 @@ class Registration:
         self._lease: coordination.Lease | None = None
         self._look_now = asyncio.Event()
 
-    @property
-    def node(self) -> v1.Node | None:
-        """As the API server answered last."""
-        return self._node
-
     def listens_at(self, port: int) -> None:
         """Where the node's own API is, known before it is registered."""
         self._machine = replace(self._machine, port=port)

@@ -23,7 +23,7 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import OwnerReference
 
 from winpod.node.api import ApiServer, Refused
-from winpod.node.pods import uid_of
+from winpod.node.pods import is_deleted, uid_of
 from winpod.node.requests import metadata_of
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
@@ -165,15 +165,20 @@ class Mirrors:
         self,
         api: ApiServer,
         tell_again: Callable[[str], None],
-        node: Callable[[], v1.Node | None],
     ) -> None:
         self._api = api
         self._tell_again = tell_again
-        self._node = node
+        self._node: v1.Node | None = None
         self._shown: dict[tuple[str, str], v1.Pod] = {}
         self._statics: Mapping[str, v1.Pod] = {}
         self._is_known = False
         self._wake = asyncio.Event()
+
+    def of_node(self, node: v1.Node) -> None:
+        """Mirrors are made once there is a node that they can belong to."""
+        if self._node is None:
+            self._wake.set()
+        self._node = node
 
     def statics(self, pods: Mapping[str, v1.Pod]) -> None:
         self._statics = pods
@@ -205,12 +210,12 @@ class Mirrors:
                 _log.warning("a mirror pod is not as it should be: %s", error)
 
     async def _settle(self) -> None:
-        node = self._node()
+        node = self._node
         if not self._is_known or node is None:
             return
         wanted = {_key(pod): pod for pod in self._statics.values()}
         for key, mirror in list(self._shown.items()):
-            if key not in wanted or _hash(mirror, MIRROR) != _hash(wanted[key], HASH):
+            if key not in wanted or is_deleted(mirror) or not _shows(mirror, wanted[key]):
                 await self._delete(mirror)
         for key, pod in wanted.items():
             if key not in self._shown:
@@ -245,5 +250,6 @@ def _key(pod: v1.Pod) -> tuple[str, str]:
     return metadata.namespace or "", metadata.name or ""
 
 
-def _hash(pod: v1.Pod, annotation: str) -> str:
-    return str((metadata_of(pod).annotations or {}).get(annotation, ""))
+def _shows(mirror: v1.Pod, pod: v1.Pod) -> bool:
+    shown, wanted = (metadata_of(one).annotations or {} for one in (mirror, pod))
+    return bool(shown.get(MIRROR) == wanted.get(HASH))

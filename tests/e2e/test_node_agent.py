@@ -1,0 +1,413 @@
+"""`winpod node` in a real cluster: registered, scheduled to, renewed, restarted, left alone."""
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.node_process import (
+    NodeProcess,
+    condition,
+    events_of,
+    eventually,
+    found,
+    is_ready,
+    node,
+    phase,
+    pod,
+    simulated_runtime,
+    windows_pod,
+)
+from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, TAINT, pods_path, runtime_class
+
+from winpod.cli.main import app
+
+IMAGE = "registry.example/app:1"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+TOKEN_ID, TOKEN_SECRET = "abc123", "0123456789abcdef"
+
+
+@contextmanager
+def joined(
+    cluster: ControlPlane, directory: Path, name: str, *arguments: str
+) -> Iterator[NodeProcess]:
+    """A node of the real kind with its own identity, and without real compute."""
+    kubeconfig = cluster.kubeconfig_for(f"system:node:{name}", "system:nodes")
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        runtime = simulated_runtime(directory, "2019")
+        stack.callback(runtime.stop)
+        process = NodeProcess(
+            directory,
+            *("--kubeconfig", str(kubeconfig), "--name", name, "--build", "2019"),
+            *("--runtime", str(directory / "cri.sock"), "--port", "0", *arguments),
+        )
+        stack.callback(lambda: cluster.request("DELETE", f"/api/v1/nodes/{name}"))
+        stack.enter_context(process)
+        yield process
+
+
+@contextmanager
+def simulated(cluster: ControlPlane, directory: Path, *arguments: str) -> Iterator[NodeProcess]:
+    """Nodes that run nothing, with a kubeconfig that may act for all of them."""
+    process = NodeProcess(
+        directory, "--kubeconfig", str(cluster.kubeconfig), "--simulated", *arguments
+    )
+    with process:
+        yield process
+
+
+def test_a_node_registers_as_a_windows_node_under_node_restriction(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    reserved = ("--system-reserved", "cpu=500m,memory=1Gi", "--label", "example.test/rack=7")
+    with joined(control_plane, tmp_path, "reg-2019", *reserved, "--osversion-labels") as process:
+        eventually(lambda: is_ready(control_plane, "reg-2019"))
+        seen = node(control_plane, "reg-2019")
+    labels = seen["metadata"]["labels"]
+    assert (
+        labels.items()
+        >= {
+            "kubernetes.io/os": "windows",
+            "kubernetes.io/arch": "amd64",
+            "kubernetes.io/hostname": "reg-2019",
+            "node.kubernetes.io/windows-build": BUILD_2019,
+            "example.test/rack": "7",
+        }.items()
+    )
+    assert "beta.kubernetes.io/osversion" not in labels
+    by_hand = f"kubectl label node reg-2019 beta.kubernetes.io/osversion={BUILD_2019}"
+    assert by_hand in process.log.read_text()
+    assert TAINT in seen["spec"]["taints"]
+    info = seen["status"]["nodeInfo"]
+    assert info["osImage"] == "Windows Server 2019 Datacenter"
+    assert info["kernelVersion"] == f"{BUILD_2019}.1"
+    assert info["operatingSystem"] == "windows"
+    assert info["containerRuntimeVersion"].startswith("winpod://")
+    assert [h["name"] for h in seen["status"]["runtimeHandlers"]] == ["", PROCESS]
+    assert seen["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] > 0
+    has, pods = seen["status"]["capacity"], seen["status"]["allocatable"]
+    assert has["pods"] == pods["pods"] == "110"
+    assert int(pods["cpu"].removesuffix("m")) == 1000 * int(has["cpu"]) - 500
+    listed = control_plane.kubectl("get", "events", "-A")
+    assert "Starting kubelet." in listed
+
+
+def test_a_node_that_lives_renews_its_lease_and_one_that_is_gone_is_noticed(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    def renewed() -> str:
+        lease = found(control_plane, f"{LEASES}/lease-2019")
+        return str(lease.get("spec", {}).get("renewTime", ""))
+
+    with joined(control_plane, tmp_path, "lease-2019") as process:
+        eventually(renewed)
+        first = renewed()
+        lease = control_plane.request("GET", f"{LEASES}/lease-2019").body
+        assert lease["spec"]["leaseDurationSeconds"] == 40
+        assert lease["metadata"]["ownerReferences"][0]["kind"] == "Node"
+        eventually(lambda: renewed() > first, within=20)
+        process.kill()
+        eventually(
+            lambda: (
+                condition(node(control_plane, "lease-2019"), "Ready").get("status") == "Unknown"
+            ),
+            within=90,
+        )
+        process.start()
+        eventually(lambda: is_ready(control_plane, "lease-2019"))
+
+
+def test_a_pod_of_the_scheduler_runs_is_told_and_goes(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    control_plane.create_namespace("runs")
+    with simulated(control_plane, tmp_path, "--name", "runs-win", "--label", "runs=here"):
+        eventually(lambda: is_ready(control_plane, "runs-win"))
+        here = {"runs": "here"}
+        control_plane.apply(
+            windows_pod("runs", "web", IMAGE, nodeSelector=here),
+            windows_pod(
+                "runs",
+                "once",
+                IMAGE,
+                "simulate",
+                "0",
+                "0.1",
+                restartPolicy="Never",
+                nodeSelector=here,
+            ),
+        )
+        eventually(lambda: phase(control_plane, "runs", "web") == "Running")
+        eventually(lambda: phase(control_plane, "runs", "once") == "Succeeded")
+        web = pod(control_plane, "runs", "web")
+        assert condition(web, "Ready")["status"] == "True"
+        assert web["status"]["podIP"]
+        assert web["status"]["hostIP"] == "127.0.0.1"
+        assert web["status"]["containerStatuses"][0]["ready"] is True
+        eventually(
+            lambda: (
+                {"Scheduled", "Pulled", "Created", "Started"}
+                <= {reason for reason, _ in events_of(control_plane, "runs", "web")}
+            )
+        )
+        control_plane.kubectl("delete", "pod", "web", "-n", "runs", "--timeout=20s")
+        assert not pod(control_plane, "runs", "web")
+
+
+def test_the_node_keeps_its_pods_and_tells_later_while_the_api_server_is_away(
+    tmp_path: Path,
+) -> None:
+    with ControlPlane(tmp_path / "cluster") as cluster:
+        cluster.create_namespace("away")
+        with simulated(cluster, tmp_path / "node", "--name", "away-win") as process:
+            eventually(lambda: is_ready(cluster, "away-win"))
+            cluster.apply(
+                windows_pod("away", "stays", IMAGE),
+                windows_pod("away", "ends", IMAGE, "simulate", "3", "6", restartPolicy="Never"),
+            )
+            eventually(lambda: phase(cluster, "away", "ends") == "Running")
+            before = pod(cluster, "away", "stays")
+            cluster.stop_api_server()
+            time.sleep(10)
+            cluster.start_api_server()
+            eventually(lambda: phase(cluster, "away", "ends") == "Failed", within=60)
+            ended = pod(cluster, "away", "ends")["status"]["containerStatuses"][0]["state"]
+            assert ended["terminated"]["exitCode"] == 3
+            after = pod(cluster, "away", "stays")
+            assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+            cluster.apply(windows_pod("away", "late", IMAGE))
+            eventually(lambda: phase(cluster, "away", "late") == "Running", within=60)
+            assert process.pid
+
+
+def test_a_node_that_is_killed_finds_its_pods_and_restarts_none(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    image = _packed(tmp_path / "packed")
+    control_plane.create_namespace("killed")
+    with joined(control_plane, tmp_path, "killed-win", "--label", "killed=here") as process:
+        eventually(lambda: is_ready(control_plane, "killed-win"))
+        here = {"killed": "here"}
+        control_plane.apply(
+            windows_pod("killed", "stays", image, "app.exe", nodeSelector=here),
+            windows_pod("killed", "leaves", image, "app.exe", nodeSelector=here),
+        )
+        eventually(lambda: phase(control_plane, "killed", "stays") == "Running")
+        eventually(lambda: phase(control_plane, "killed", "leaves") == "Running")
+        before = pod(control_plane, "killed", "stays")["status"]["containerStatuses"][0]
+        process.kill()
+        path = f"{pods_path('killed')}/leaves"
+        control_plane.request("DELETE", path, {"gracePeriodSeconds": 0})
+        process.start()
+        control_plane.apply(windows_pod("killed", "new", image, "app.exe", nodeSelector=here))
+        eventually(lambda: phase(control_plane, "killed", "new") == "Running")
+        after = pod(control_plane, "killed", "stays")["status"]["containerStatuses"][0]
+        assert after == before
+        assert after["restartCount"] == 0
+
+
+def test_static_pods_run_without_the_api_server_and_are_shown_by_mirrors(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    manifest = windows_pod("default", "proxy", IMAGE)
+    (manifests / "proxy.json").write_text(json.dumps(manifest))
+    arguments = ("--name", "static-win", "--manifests", str(manifests))
+    with simulated(control_plane, tmp_path / "node", *arguments):
+        eventually(lambda: phase(control_plane, "default", "proxy-static-win") == "Running")
+        mirror = pod(control_plane, "default", "proxy-static-win")
+        assert "kubernetes.io/config.mirror" in mirror["metadata"]["annotations"]
+        control_plane.kubectl("delete", "pod", "proxy-static-win", "--timeout=20s")
+
+        def is_back() -> bool:
+            now = pod(control_plane, "default", "proxy-static-win")
+            is_another = bool(now) and now["metadata"]["uid"] != mirror["metadata"]["uid"]
+            return is_another and now["status"].get("phase") == "Running"
+
+        eventually(is_back)
+        again = pod(control_plane, "default", "proxy-static-win")["status"]
+        assert (
+            again["containerStatuses"][0]["containerID"]
+            == mirror["status"]["containerStatuses"][0]["containerID"]
+        )
+        (manifests / "proxy.json").unlink()
+        eventually(lambda: not pod(control_plane, "default", "proxy-static-win"))
+
+
+def test_two_builds_and_their_runtime_classes_place_pods_as_story_1_tells(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    control_plane.create_namespace("story")
+    only = {"example.test/story": "1"}
+    for name, build in (("story-1809", BUILD_2019), ("story-2022", BUILD_2022)):
+        made = runtime_class(name, PROCESS, build)
+        made["scheduling"]["nodeSelector"] |= only
+        control_plane.apply(made)
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text(
+        json.dumps(
+            {
+                "nodes": [
+                    {"name": "story-a", "build": "2019", "labels": only},
+                    {"name": "story-b", "build": "2022", "labels": only},
+                ]
+            }
+        )
+    )
+    with simulated(control_plane, tmp_path / "node", "--nodes", str(nodes)):
+        eventually(lambda: is_ready(control_plane, "story-a"))
+        eventually(lambda: is_ready(control_plane, "story-b"))
+        for name in ("story-1809", "story-2022"):
+            made = windows_pod("story", name, IMAGE, runtimeClassName=name)
+            del made["spec"]["tolerations"]
+            control_plane.apply(made)
+        eventually(lambda: phase(control_plane, "story", "story-1809") == "Running")
+        eventually(lambda: phase(control_plane, "story", "story-2022") == "Running")
+        placed = {
+            name: pod(control_plane, "story", name)["spec"]["nodeName"]
+            for name in ("story-1809", "story-2022")
+        }
+        assert placed == {"story-1809": "story-a", "story-2022": "story-b"}
+
+
+@pytest.fixture
+def bootstrap_token(control_plane: ControlPlane) -> Iterator[str]:
+    """A token as kubeadm makes them, with the rights that kubeadm gives to those who have one."""
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": f"bootstrap-token-{TOKEN_ID}", "namespace": "kube-system"},
+        "stringData": {
+            "token-id": TOKEN_ID,
+            "token-secret": TOKEN_SECRET,
+            "usage-bootstrap-authentication": "true",
+            "usage-bootstrap-signing": "true",
+        },
+    }
+    info = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "cluster-info", "namespace": "kube-public"},
+        "data": {"kubeconfig": control_plane.public_kubeconfig()},
+    }
+    roles = [
+        _binding("e2e:bootstrap", "system:node-bootstrapper", "system:bootstrappers"),
+        _binding(
+            "e2e:approve",
+            "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+            "system:bootstrappers",
+        ),
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "e2e:cluster-info", "namespace": "kube-public"},
+            "rules": [
+                {
+                    "apiGroups": [""],
+                    "resources": ["configmaps"],
+                    "resourceNames": ["cluster-info"],
+                    "verbs": ["get"],
+                }
+            ],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "e2e:cluster-info", "namespace": "kube-public"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "e2e:cluster-info",
+            },
+            "subjects": [
+                {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "User",
+                    "name": "system:anonymous",
+                }
+            ],
+        },
+    ]
+    control_plane.apply(secret, info, *roles)
+    path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+    eventually(
+        lambda: f"jws-kubeconfig-{TOKEN_ID}" in control_plane.request("GET", path).body["data"]
+    )
+    yield f"{TOKEN_ID}.{TOKEN_SECRET}"
+    secrets = "/api/v1/namespaces/kube-system/secrets"
+    control_plane.request("DELETE", f"{secrets}/bootstrap-token-{TOKEN_ID}")
+
+
+def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
+    control_plane: ControlPlane, tmp_path: Path, bootstrap_token: str
+) -> None:
+    runtime = simulated_runtime(tmp_path, "2019")
+    kubeconfig = tmp_path / "kubeconfig"
+    process = NodeProcess(
+        tmp_path,
+        *("--kubeconfig", str(kubeconfig), "--name", "token-win", "--build", "2019"),
+        *("--server", control_plane.server, "--token", bootstrap_token),
+        *("--runtime", str(tmp_path / "cri.sock"), "--port", "0"),
+    )
+    try:
+        with process:
+            eventually(lambda: is_ready(control_plane, "token-win"), within=60)
+            asked = _requests(control_plane, "system:node:token-win")
+            assert [item["spec"]["signerName"] for item in asked] == [
+                "kubernetes.io/kubelet-serving"
+            ]
+            control_plane.kubectl("certificate", "approve", asked[0]["metadata"]["name"])
+            serving = tmp_path / "root/nodes/token-win/pki/serving.pem"
+            own = serving.read_bytes()
+            eventually(lambda: serving.read_bytes() != own)
+            assert "client-certificate" in kubeconfig.read_text()
+            process.kill()
+            process.start()
+            time.sleep(3)
+            assert len(_requests(control_plane, "system:node:token-win")) == 1
+            told = node(control_plane, "token-win")["status"]["daemonEndpoints"]
+            trust = ssl.create_default_context(cafile=control_plane.authority)
+            asked_as_nobody = http.client.HTTPSConnection(
+                "127.0.0.1", told["kubeletEndpoint"]["Port"], context=trust, timeout=10
+            )
+            asked_as_nobody.request("GET", "/pods")
+            assert asked_as_nobody.getresponse().status == http.HTTPStatus.UNAUTHORIZED
+    finally:
+        runtime.stop()
+        control_plane.request("DELETE", "/api/v1/nodes/token-win")
+
+
+def _packed(directory: Path) -> str:
+    """An image in a directory, which a node that runs nothing real pulls all the same."""
+    content = directory / "content"
+    content.mkdir(parents=True)
+    (content / "app.txt").write_text("app")
+    name = f"oci:{directory / 'images'}:app:1"
+    arguments = ["image", "pack", str(content), "-t", name, "--os-version", "2019"]
+    app(arguments, standalone_mode=False)
+    return name
+
+
+def _requests(cluster: ControlPlane, user: str) -> list[dict[str, Any]]:
+    items = cluster.request("GET", REQUESTS).body["items"]
+    return [item for item in items if item["spec"]["username"] == user]
+
+
+def _binding(name: str, role: str, group: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+    }
