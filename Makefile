@@ -36,7 +36,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What needs Wine or a cluster is held by `make e2e`, and does not count here.
+# The gate is 75 %: what needs Wine or a cluster is tested by `make e2e`, which is not measured.
 unit: $(READY)
 	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
 	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc conmon \
