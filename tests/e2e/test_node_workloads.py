@@ -29,7 +29,7 @@ def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsC
     _delete_pods(cluster, ns)
 
 
-def test_story_2_an_old_image_on_a_newer_node_fails_with_the_sentence_of_windows(
+def test_story_2_an_old_image_on_a_newer_node_is_refused_and_both_builds_are_named(
     cluster: WindowsCluster,
 ) -> None:
     ns = _namespace(cluster, "story-2")
