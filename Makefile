@@ -21,7 +21,8 @@ demo: $(READY)
 
 # In a network of its own, so that the demo leaves nothing in this machine's.
 demo-run: $(READY)
-	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2 curl
+	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2 curl \
+	  e2fsprogs
 	$(BIN)/winpod base build --root $(CURDIR)/$(DEMO)/root
 	PATH="$(CURDIR)/$(BIN):$$PATH" unshare --net examples/run-containers \
 	  $(CURDIR)/$(DEMO)/root $(DEMO)/images
@@ -45,12 +46,12 @@ unit: $(READY)
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
-	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl
+	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl e2fsprogs procps
 	$(BIN)/pytest tests/e2e
 
 conformance: $(READY)
 	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \
-	  containernetworking-plugins
+	  containernetworking-plugins e2fsprogs
 	$(BIN)/python -m tests.conformance
 
 bench: $(READY)
