@@ -303,9 +303,20 @@ class Store:
             )
 
     def release(self, owner: str) -> None:
-        with self._writing(durable=True):
-            self._database.execute("DELETE FROM holds WHERE owner = ?", (owner,))
-        self.collect()
+        """End what an owner holds; what only it wanted is cleared away."""
+        only_its = (
+            "SELECT 1 FROM holds WHERE owner = :owner AND manifest NOT IN (SELECT manifest FROM "
+            "images UNION SELECT manifest FROM holds WHERE owner <> :owner)"
+        )
+        forget = "DELETE FROM holds WHERE owner = ?"
+        with self._writing():
+            is_last = self._database.execute(only_its, {"owner": owner}).fetchone()
+            if not is_last:
+                self._database.execute(forget, (owner,))
+        if is_last:
+            with self._writing(durable=True):
+                self._database.execute(forget, (owner,))
+            self.collect()
 
     # Adding
 
