@@ -63,6 +63,7 @@ bench: $(READY)
 	tools/debian-packages conmon containernetworking-plugins iptables iproute2
 	unshare --net $(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.nodes
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md

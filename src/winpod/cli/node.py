@@ -181,8 +181,16 @@ def command(
     )
     every = read_nodes(nodes, settings) if nodes else [settings]
     joined = [
-        Joined(one, cluster, serving, config, pod_logs.absolute(), manifests, document_labels)
-        for one in every
+        Joined(
+            one,
+            replace(cluster, kubeconfig=one.kubeconfig or cluster.kubeconfig),
+            replace(serving, port=port and port + number),
+            config,
+            pod_logs.absolute(),
+            manifests,
+            document_labels,
+        )
+        for number, one in enumerate(every)
     ]
     asyncio.run(_until_stopped(joined))
 

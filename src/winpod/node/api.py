@@ -30,6 +30,7 @@ _SILENCE_SECONDS = 90
 """A watch that nothing comes on for longer is dead: bookmarks come every minute."""
 _LATER = frozenset((401, 408, 429, 500, 502, 503, 504))
 _CONNECTIONS = 64
+_STATUSES_AT_ONCE, _EVENTS_AT_ONCE = 16, 4
 
 
 class Refused(WinpodError):
@@ -85,9 +86,15 @@ class _Event(msgspec.Struct):
 
 
 class ApiServer:
-    """Close it at the end. Connections are kept and shared."""
+    """Close it at the end. Connections are kept and shared.
+
+    Who tells what may be out of date when it is heard takes a turn first: statuses have more than
+    events, and what changes while it waits is told once.
+    """
 
     def __init__(self, access: Access) -> None:
+        self.status_turns = asyncio.Semaphore(_STATUSES_AT_ONCE)
+        self.event_turns = asyncio.Semaphore(_EVENTS_AT_ONCE)
         self._access = access
         self._session: aiohttp.ClientSession | None = None
 

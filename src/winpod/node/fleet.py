@@ -80,7 +80,7 @@ async def run_simulated(nodes: Sequence[Joined]) -> None:
             server,
             client,
             facts,
-            Machine(port=node.serving.port),
+            Machine(port=0),
             objects,
             SimulatedVolumes(objects, facts),
             manifests=node.manifests,

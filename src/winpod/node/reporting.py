@@ -123,7 +123,8 @@ class ApiReporter:
         while True:
             known = self._pods[await self._queue.get()]
             try:
-                await self._tell_pod(known)
+                async with self._api.status_turns:
+                    await self._tell_pod(known)
                 wait = _FIRST_WAIT
             except Unavailable as error:
                 _log.info("the status of %s waits: %s", show(known.pod), error)
@@ -188,7 +189,8 @@ class ApiReporter:
             while self._events:
                 telling = self._events[0]
                 try:
-                    await self._tell_event(telling)
+                    async with self._api.event_turns:
+                        await self._tell_event(telling)
                     wait = _FIRST_WAIT
                 except Unavailable:
                     await asyncio.sleep(wait)

@@ -31,6 +31,7 @@ _KEYS = (
     "build",
     "simulated",
     "runtime",
+    "kubeconfig",
     "labels",
     "taints",
     "cpus",
@@ -51,11 +52,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """`runtime` is the socket of a CRI runtime; without one the node has its own."""
+    """`runtime` is the socket of a CRI runtime; without one the node has its own. `kubeconfig` is
+    for one of many nodes that has an identity of its own.
+    """
 
     name: str
     build: Build = DEFAULT_HOST
     runtime: str = ""
+    kubeconfig: Path | None = None
     is_simulated: bool = False
     size: Size | None = None
     max_pods: int = 110
@@ -184,11 +188,13 @@ def _nodes(at: At, common: NodeSettings) -> Iterator[NodeSettings]:
             cpus=int(at.get("cpus").number(whole.cpus, 1, 4096)),
             memory_bytes=int(memory),
         )
+    told_file = at.get("kubeconfig").text()
     told = replace(
         common,
         name=name,
         build=_build(at.get("build"), common.build),
         runtime=at.get("runtime").text(common.runtime),
+        kubeconfig=Path(told_file).absolute() if told_file else None,
         is_simulated=is_simulated,
         size=size,
         max_pods=int(at.get("max_pods").number(common.max_pods, 1, 100_000)),
