@@ -4,6 +4,7 @@ that are simulated."""
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,19 +39,21 @@ spec:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    root = tmp_path / "root"
-    (tmp_path / ".config/winpod").mkdir(parents=True)
-    settings = f'root = "{root}"\n[runtime]\ncompute = "simulated"\n'
-    (tmp_path / ".config/winpod/config.toml").write_text(settings)
-    (tmp_path / "content").mkdir()
-    (tmp_path / "app.yaml").write_text(APP)
-    image = f"oci:{tmp_path}/images:registry.example/hello:1"
-    options = ("--os-version", "2022", "--cmd", "serve")
-    packed = winpod("image", "pack", f"{tmp_path}/content", "-t", image, *options, home=tmp_path)
-    assert packed.code == 0, packed.err
-    yield tmp_path
-    winpod("down", "--volumes", home=tmp_path)
+def home() -> Iterator[Path]:
+    """A home with a short path, as sockets need one."""
+    with tempfile.TemporaryDirectory(prefix="play-", ignore_cleanup_errors=True) as place:
+        home = Path(place)
+        (home / ".config/winpod").mkdir(parents=True)
+        settings = f'root = "{home}/root"\n[runtime]\ncompute = "simulated"\n'
+        (home / ".config/winpod/config.toml").write_text(settings)
+        (home / "content").mkdir()
+        (home / "app.yaml").write_text(APP)
+        image = f"oci:{home}/images:registry.example/hello:1"
+        options = ("--os-version", "2022", "--cmd", "serve")
+        packed = winpod("image", "pack", f"{home}/content", "-t", image, *options, home=home)
+        assert packed.code == 0, packed.err
+        yield home
+        winpod("down", "--volumes", home=home)
 
 
 @pytest.fixture
