@@ -7,7 +7,6 @@ node may use is that part; their limits are shares of the whole machine, as its 
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from decimal import Decimal
@@ -20,6 +19,7 @@ from winpod.cri.serving import Serving
 from winpod.node.engine import Engine
 from winpod.node.facts import NodeFacts, Reserved, Share
 from winpod.node.play.objects import Document
+from winpod.node.settings import machine_size
 from winpod.node.sources import Objects, Reporter
 from winpod.node.volumes import Volumes
 from winpod.windows.builds import Build, parse_build
@@ -60,7 +60,8 @@ def facts_of(document: Document, root: Path, count: int, *, dns: str, simulated:
         )
     told = parse_build(node.kernel_version) if node.kernel_version else build
     place = nodes_directory(root) / node.name
-    cpus, memory, disk = _machine(root)
+    machine = machine_size(root)
+    cpus, memory, disk = machine.cpus, machine.memory_bytes, machine.disk_bytes
     own = {OS_LABEL, ARCH_LABEL, BUILD_LABEL}
     return NodeFacts(
         name=node.name,
@@ -77,11 +78,6 @@ def facts_of(document: Document, root: Path, count: int, *, dns: str, simulated:
         log_root=place / "logs",
         is_simulated=simulated,
     )
-
-
-def _machine(root: Path) -> tuple[int, int, int]:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return len(os.sched_getaffinity(0)), memory, shutil.disk_usage(root).total
 
 
 def _rest(cpus: int, memory: int, disk: int, count: int) -> Share:
