@@ -324,6 +324,7 @@ async def test_a_restart_of_the_agent_neither_restarts_nor_loses_a_pod(
         engine.set(pod_of(image, "orphan", terminationGracePeriodSeconds=1))
         await node.until(lambda: is_ready(node.said.last(UID)))
         await node.until(lambda: is_ready(node.said.last("uid-orphan")))
+        assert starts_timed(engine) == 2
     before = node.said.last(UID)
     said = len(node.said.statuses[UID])
     async with node.engine(client) as engine:
@@ -334,7 +335,14 @@ async def test_a_restart_of_the_agent_neither_restarts_nor_loses_a_pod(
         found = engine.find_container("shop", "web", "app")
         assert found is not None
         assert f"winpod://{found.id}" == container(before).containerID
+        assert starts_timed(engine) == 0
     assert await listed(client) == (1, 1)
+
+
+def starts_timed(engine: Engine) -> float:
+    samples = [sample for family in engine.timings.families() for sample in family.samples]
+    name = "kubelet_pod_start_duration_seconds_count"
+    return next(sample.value for sample in samples if sample.name == name)
 
 
 async def has_pods(engine: Engine, number: int) -> bool:

@@ -320,6 +320,18 @@ async def test_the_node_counts_itself_and_its_probes(api: Api) -> None:
     assert [labels for labels, _ in counted] == [{**asked, **of_pod}]
 
 
+async def test_the_node_times_what_it_does_for_pods(api: Api) -> None:
+    await api.run()
+    found = await samples(api, "/metrics")
+    assert found["kubelet_pod_start_duration_seconds_count"] == [({}, 1.0)]
+    assert 0 < found["kubelet_pod_start_duration_seconds_sum"][0][1] < api.node.patience
+    calls = found["kubelet_runtime_operations_duration_seconds_count"]
+    for name in ("run_podsandbox", "image_status", "create_container", "start_container"):
+        assert ({"operation_type": name}, 1.0) in calls
+    mounts = found["winpod_node_pod_volumes_duration_seconds_count"]
+    assert mounts == [({"operation_type": "mount"}, 1.0)]
+
+
 async def test_a_certificate_that_is_replaced_is_the_one_shown(api: Api) -> None:
     trust = new_certificate(api.certificate)
     async with asyncio.timeout(20):

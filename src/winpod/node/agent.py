@@ -25,6 +25,7 @@ from winpod.node.reporting import ApiReporter
 from winpod.node.requests import metadata_of
 from winpod.node.sources import Objects
 from winpod.node.static_pods import Mirrors, StaticPods, is_mirror
+from winpod.node.timings import Timings
 from winpod.node.volumes import Volumes
 from winpod.windows.errors import WinpodError
 
@@ -47,13 +48,15 @@ class Agent:
         manifests: Path | None = None,
         forget: Callable[[str], None] = lambda _: None,
         forget_pod: Callable[[str], None] = lambda _: None,
+        timings: Timings | None = None,
     ) -> None:
         self._client = client
         self._facts = facts
         self._forget = forget
         self._pods: dict[str, v1.Pod] = {}
-        self.reporter = ApiReporter(server, facts.name, forgotten=forget_pod)
-        self.engine = Engine(client, facts, objects, self.reporter, volumes)
+        timings = timings or Timings()
+        self.reporter = ApiReporter(server, facts.name, timings, forgotten=forget_pod)
+        self.engine = Engine(client, facts, objects, self.reporter, volumes, timings=timings)
         self.registration = Registration(
             server, client, facts, machine, self.engine.pressures, self._node_told
         )

@@ -32,6 +32,7 @@ from winpod.node.relief import Relief
 from winpod.node.requests import metadata_of
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.sources import Objects, Reporter
+from winpod.node.timings import TimedRuntime, Timings
 from winpod.node.view import RuntimeView
 from winpod.node.volumes import Volumes
 from winpod.node.worker import Neighbours, Worker
@@ -67,7 +68,10 @@ class Engine:
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
         thresholds: Thresholds | None = None,
+        timings: Timings | None = None,
     ) -> None:
+        self.timings = timings or Timings()
+        client = TimedRuntime(client, self.timings)
         self._view = RuntimeView(client, self._changed)
         self._means = Means(
             client=client,
@@ -78,6 +82,7 @@ class Engine:
             puller=Puller(client, objects, reporter),
             checks=Checks(client),
             view=self._view,
+            timings=self.timings,
             clock=clock,
             pace=pace or Pace(),
         )

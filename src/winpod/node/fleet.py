@@ -19,6 +19,7 @@ from winpod.node.node_status import Machine
 from winpod.node.requests import spec_of
 from winpod.node.runtimes import handlers_of
 from winpod.node.simulated import SimulatedObjects, SimulatedVolumes
+from winpod.node.timings import Timings
 
 _BOUND = {"fieldSelector": "spec.nodeName!="}
 _SIMULATED_PODS = IPv4Network("10.128.0.0/9")
@@ -72,6 +73,7 @@ async def run_simulated(nodes: Sequence[Joined]) -> None:
     address = address_towards(access.url)
     subnets = _SIMULATED_PODS.subnets(new_prefix=24)
     agents: dict[str, Agent] = {}
+    timings = Timings()
     for node, subnet in zip(nodes, subnets, strict=False):
         client = MemoryRuntime(node.config.handlers)
         handlers = await handlers_of(client)
@@ -85,6 +87,7 @@ async def run_simulated(nodes: Sequence[Joined]) -> None:
             SimulatedVolumes(objects, facts),
             manifests=node.manifests,
             forget=objects.forget,
+            timings=timings,
         )
     pods = Following(server, v1.Pod, "/api/v1/pods", PodsByNode(agents), _BOUND)
     _log.info("%s simulated nodes at %s", len(agents), access.url)

@@ -16,6 +16,7 @@ from winpod.node.checks import Checks
 from winpod.node.facts import NodeFacts
 from winpod.node.pulling import Puller
 from winpod.node.sources import Kind, Objects, Reporter
+from winpod.node.timings import Timings
 from winpod.node.view import CALL_SECONDS, RuntimeView, call_in_time
 from winpod.node.volumes import Volumes
 
@@ -34,6 +35,7 @@ class Means:
     puller: Puller
     checks: Checks
     view: RuntimeView
+    timings: Timings
     clock: Callable[[], datetime] = utc_now
     pace: Pace = field(default_factory=Pace)
 

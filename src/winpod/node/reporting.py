@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from winpod.node.requests import metadata_of
 from winpod.node.sources import Kind
 from winpod.node.static_pods import is_static
 from winpod.node.status_patch import status_patch
+from winpod.node.timings import Timings
 from winpod.windows.errors import Unavailable, WinpodError
 
 _AT_ONCE = 8
@@ -43,6 +45,7 @@ class _Pod:
     told: dict[str, Any]
     status: dict[str, Any]
     is_changed: bool = False
+    changed_at: float = 0.0
     is_gone: bool = False
     is_queued: bool = False
 
@@ -52,11 +55,13 @@ class ApiReporter:
         self,
         api: ApiServer,
         node: str,
+        timings: Timings,
         clock: Callable[[], datetime] = utc_now,
         forgotten: Callable[[str], None] | None = None,
     ) -> None:
         self._api = api
         self._node = node
+        self._timings = timings
         self._clock = clock
         self._forgotten = forgotten
         self._pods: dict[str, _Pod] = {}
@@ -72,15 +77,13 @@ class ApiReporter:
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         known = self._known(pod)
         known.status = status.to_dict()
-        known.is_changed = True
-        self._enqueue(known)
+        self._to_tell(known)
 
     def tell_again(self, uid: str) -> None:
         """The server has the pod anew, without what it was told."""
         if known := self._pods.get(uid):
             known.told = {}
-            known.is_changed = True
-            self._enqueue(known)
+            self._to_tell(known)
 
     async def gone(self, pod: v1.Pod) -> None:
         known = self._known(pod)
@@ -113,6 +116,12 @@ class ApiReporter:
         known.pod = pod
         return known
 
+    def _to_tell(self, known: _Pod) -> None:
+        if not known.is_changed:
+            known.changed_at = time.monotonic()
+        known.is_changed = True
+        self._enqueue(known)
+
     def _enqueue(self, known: _Pod) -> None:
         if not known.is_queued:
             known.is_queued = True
@@ -142,9 +151,11 @@ class ApiReporter:
         path = f"/api/v1/namespaces/{metadata.namespace}/pods/{metadata.name}"
         if known.is_changed:
             status, known.is_changed = known.status, False
+            changed_at = known.changed_at
             try:
                 await self._tell_status(known, status, path)
                 known.told = status
+                self._timings.status_told(time.monotonic() - changed_at)
             except Unavailable:
                 known.is_changed = True
                 raise

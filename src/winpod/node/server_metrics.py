@@ -67,7 +67,8 @@ class MetricPages:
     async def _own(self, request: web.Request) -> web.Response:
         del request
         families = own_families(self._parts.facts.name, self._parts.pods.pods(), self._requests)
-        return _page([*self._process.collect(), *families])
+        timed = self._parts.pods.timings.families()
+        return _page([*self._process.collect(), *families, *timed])
 
     async def _resource(self, request: web.Request) -> web.Response:
         del request

@@ -12,6 +12,7 @@ from winpod.cri.rpc import Client
 from winpod.node.engine import PodFound
 from winpod.node.facts import NodeFacts
 from winpod.node.pods import all_containers, uid_of
+from winpod.node.timings import Timings
 from winpod.windows.errors import NotFound
 
 POD = "{namespace}/{pod}"
@@ -21,6 +22,9 @@ CONTAINER_UID = f"{POD_UID}/{{container}}"
 
 
 class Pods(Protocol):
+    @property
+    def timings(self) -> Timings: ...
+
     def pods(self) -> Sequence[PodFound]: ...
 
     def find(self, namespace: str, name: str) -> PodFound | None: ...

@@ -40,6 +40,7 @@ from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.starts import RETRY_SECONDS, SOON_SECONDS, Interrupted, Starts
 from winpod.node.status import Known, Why, make_status, rejected
 from winpod.node.tidying import remove_logs, tidy
+from winpod.node.volumes import Mounted
 from winpod.windows.errors import Unavailable, WinpodError
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Worker:
         self.is_gone = False
         self._means = means
         self._neighbours = neighbours
+        self._first_seen: float | None = time.monotonic()
         self._start_time = (pod.status and pod.status.startTime) or means.clock()
         self._failure: Why | None = None
         self._grace: float | None = None
@@ -223,6 +225,8 @@ class Worker:
             return False
         sandboxes = self._seen().sandboxes
         is_known = bool(sandboxes)
+        if is_known:
+            self._first_seen = None
         if is_known and not (self.pod.status and self.pod.status.startTime):
             self._start_time = min(sandbox.created_at for sandbox in sandboxes)
         if not is_known and self.pod.status and self.pod.status.phase in ENDED:
@@ -286,7 +290,14 @@ class Worker:
         )
         if status != self.status:
             self.status = status
+            self._time_start(status)
             await self._means.reporter.status(self.pod, status)
+
+    def _time_start(self, status: v1.PodStatus) -> None:
+        """Once, and not of a pod that ran already when the agent came."""
+        if status.phase == "Running" and self._first_seen is not None:
+            self._means.timings.pod_runs(time.monotonic() - self._first_seen)
+            self._first_seen = None
 
     async def _act(self, plan: Plan, seen: PodSeen) -> None:
         if plan.end_pod:
@@ -294,7 +305,7 @@ class Worker:
             await self._means.tell(self.pod, "Normal", "SandboxChanged", text)
             await end_containers(self.given, seen, grace_seconds(self.given), self._means)
             await stop_sandboxes(seen, self._means)
-        mounted = await mount_volumes(self.given, self._means) if plan.starts else None
+        mounted = await self._mount() if plan.starts else None
         if plan.make_sandbox:
             made = await make_sandbox(self.given, plan.attempt, self._means)
             await self._means.view.refresh(self.uid, made)
@@ -318,6 +329,14 @@ class Worker:
                 self._again_in(wait)
             else:
                 self.wake()
+
+    async def _mount(self) -> Mounted:
+        with self._means.timings.volumes("mount"):
+            return await mount_volumes(self.given, self._means)
+
+    async def _unmount(self) -> None:
+        with self._means.timings.volumes("unmount"):
+            await self._means.volumes.unmount(self.uid)
 
     def _restart_count(self, name: str, last: ContainerSeen | None) -> int:
         if last:
@@ -358,7 +377,7 @@ class Worker:
             self._probes.stop()
             await self._report_end()
             if self._is_known():
-                await self._means.volumes.unmount(self.uid)
+                await self._unmount()
                 await tidy(self._seen(), self._means)
         if not self._is_known():
             await self._vanish()
@@ -373,7 +392,7 @@ class Worker:
     async def _vanish(self) -> None:
         await remove_sandboxes(self._seen(), self._means)
         await self._means.view.refresh(self.uid)
-        await self._means.volumes.unmount(self.uid)
+        await self._unmount()
         await remove_logs(self.pod, self._means)
         self.is_gone = True
         await self._means.reporter.gone(self.pod)
