@@ -33,6 +33,7 @@ class GoModule:
     files: Sequence[str]
     packages: Mapping[str, str]
     linker_flags: str = "-s -w"
+    system: str = "linux"
 
 
 def binaries(module: GoModule, say: Say = print) -> Path:
@@ -69,7 +70,11 @@ def _build_one(go: str, module: GoModule, package: str, output: Path, say: Say) 
     began = time.monotonic()
     command = ["nice", "-n", "10", go, "build", "-p", "2", "-trimpath", "-buildvcs=false"]
     command += ["-ldflags", module.linker_flags, "-o", str(output), package]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOMAXPROCS": "2"}
+    environment = {
+        **os.environ,
+        **{"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOMAXPROCS": "2"},
+        "GOOS": module.system,
+    }
     done = subprocess.run(
         command, cwd=module.source, env=environment, capture_output=True, text=True
     )

@@ -139,6 +139,13 @@ async def test_grpc_services_are_asked_for_their_health(
     assert (answer.result, answer.output) == (result, words)
 
 
+async def test_a_grpc_server_that_is_not_there_is_waited_for(checks: Checks) -> None:
+    answer = await checks.grpc(v1.GRPCAction(port=1), LOCAL, 0.2)
+    assert answer.output == (
+        'timeout: failed to connect service "127.0.0.1:1" within 0.2s: context deadline exceeded'
+    )
+
+
 def test_a_run_of_answers_counts_when_it_is_long_enough() -> None:
     run = Run()
     counted = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -143,25 +144,35 @@ class Checks:
         return GOOD
 
     async def grpc(self, action: v1.GRPCAction, ip: str, seconds: float) -> Answer:
-        """Request and answer have one field each, as the wrappers of protobuf have."""
-        target = _joined(ip, action.port)
+        """Connecting is tried as long as there is time, as a kubelet tries it."""
+        target, end = _joined(ip, action.port), time.monotonic() + seconds
         async with grpc.aio.insecure_channel(
             target, options=(("grpc.primary_user_agent", AGENT), ("grpc.enable_http_proxy", 0))
         ) as channel:
-            call: Any = channel.unary_unary(
-                "/grpc.health.v1.Health/Check",
-                request_serializer=StringValue.SerializeToString,
-                response_deserializer=Int32Value.FromString,
-            )
             try:
-                answer = await call(StringValue(value=action.service or ""), timeout=seconds)
+                async with asyncio.timeout(seconds):
+                    await channel.channel_ready()
+                told = await _ask_health(channel, action.service or "", end - time.monotonic())
+            except TimeoutError:
+                about = f'timeout: failed to connect service "{target}" within {seconds:g}s'
+                return _bad(f"{about}: context deadline exceeded")
             except grpc.aio.AioRpcError as error:
-                return _bad(_grpc_failure(target, seconds, error))
-        told = _HEALTH[answer.value] if answer.value in range(len(_HEALTH)) else str(answer.value)
+                return _bad(_grpc_failure(seconds, error))
         return GOOD if told == "SERVING" else _bad(f'service unhealthy (responded with "{told}")')
 
 
-def _grpc_failure(target: str, seconds: float, error: grpc.aio.AioRpcError) -> str:
+async def _ask_health(channel: grpc.aio.Channel, service: str, seconds: float) -> str:
+    """Request and answer have one field each, as the wrappers of protobuf have."""
+    call: Any = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=StringValue.SerializeToString,
+        response_deserializer=Int32Value.FromString,
+    )
+    told = (await call(StringValue(value=service), timeout=seconds)).value
+    return _HEALTH[told] if told in range(len(_HEALTH)) else str(told)
+
+
+def _grpc_failure(seconds: float, error: grpc.aio.AioRpcError) -> str:
     match error.code():
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
@@ -170,11 +181,6 @@ def _grpc_failure(target: str, seconds: float, error: grpc.aio.AioRpcError) -> s
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"timeout: health rpc did not complete within {seconds:g}s"
-        case grpc.StatusCode.UNAVAILABLE:
-            return (
-                f'timeout: failed to connect service "{target}" within {seconds:g}s: '
-                "context deadline exceeded"
-            )
     return f"error: health rpc probe failed: {error.details()}"
 
 

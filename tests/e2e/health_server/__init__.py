@@ -1,0 +1,19 @@
+"""A Windows program that is asked for its health over HTTP, TCP and gRPC, as main.go says."""
+
+from pathlib import Path
+
+from tests.e2e import go_build
+from tests.e2e.go_build import GoModule
+
+MODULE = GoModule(
+    name="health-server",
+    title="the server of the probes' tests",
+    source=Path(__file__).parent,
+    files=("go.mod", "go.sum", "main.go"),
+    packages={"health.exe": "."},
+    system="windows",
+)
+
+
+def health_server() -> Path:
+    return go_build.binaries(MODULE) / "health.exe"

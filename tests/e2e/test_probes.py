@@ -1,0 +1,133 @@
+"""Probes of every kind into Windows programs: who has started, who is ready, who is restarted."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.e2e.command_line import Winpod, winpod
+from tests.e2e.health_server import health_server
+
+__all__ = ["winpod"]
+
+KINDS = ("http", "tcp", "grpc")
+TCP_PORTS = {"started": 7001, "ready": 7002, "live": 7003}
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A pod with a container for each kind; what they answer is one state, in a file."""
+
+    command: Winpod
+    folder: Path
+
+    def become(self, state: str) -> None:
+        (self.folder / "state").write_text(state)
+
+    def status(self) -> dict[str, Any]:
+        told = json.loads(self.command("describe", "health", "-o", "json").stdout)
+        return dict(told["object"].get("status", {}))
+
+    @property
+    def address(self) -> str:
+        return str(self.status()["podIP"])
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        return {one["name"]: one for one in self.status().get("containerStatuses", ())}
+
+    def until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
+        """Of every container."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            seen = self.statuses()
+            if seen and all(map(is_so, seen.values())):
+                return
+            assert time.monotonic() < deadline, json.dumps([seen, self.said("")], indent=1)
+            time.sleep(0.2)
+
+    def said(self, beginning: str) -> list[str]:
+        events = json.loads(self.command("events", "health", "-o", "json").stdout)
+        return [one["message"] for one in events if one["message"].startswith(beginning)]
+
+
+def asking(kind: str, what: str) -> dict[str, Any]:
+    return {
+        "http": {"httpGet": {"port": "http", "path": f"/{what}"}},
+        "tcp": {"tcpSocket": {"port": TCP_PORTS[what]}},
+        "grpc": {"grpc": {"port": 9090, "service": what}},
+    }[kind]
+
+
+def container(kind: str, image: str) -> dict[str, Any]:
+    often = {"periodSeconds": 1, "failureThreshold": 2, "timeoutSeconds": 5}
+    return {
+        "name": kind,
+        "image": image,
+        "command": ["C:\\health.exe", kind],
+        "ports": [{"name": "http", "containerPort": 8080}] if kind == "http" else [],
+        "volumeMounts": [{"name": "state", "mountPath": "C:\\state"}],
+        "startupProbe": asking(kind, "started") | often | {"failureThreshold": 100},
+        "readinessProbe": asking(kind, "ready") | often,
+        "livenessProbe": asking(kind, "live") | often,
+    }
+
+
+@pytest.fixture
+def server(winpod: Winpod, tmp_path: Path) -> Iterator[Server]:
+    content, state = tmp_path / "content", tmp_path / "state"
+    content.mkdir()
+    state.mkdir()
+    shutil.copy(health_server(), content)
+    image = f"oci:{tmp_path}/images:health"
+    packed = winpod("image", "pack", str(content), "-t", image, "--os-version", "2022")
+    assert packed.returncode == 0, packed.stderr
+    spec = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container(kind, image) for kind in KINDS],
+        "volumes": [{"name": "state", "hostPath": {"path": str(state)}}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "health"}, "spec": spec}
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    server = Server(winpod, state)
+    server.become("starting")
+    begun = winpod("play", str(tmp_path / "pod.yaml"), "--no-wait")
+    assert begun.returncode == 0, begun.stderr
+    yield server
+    ended = winpod("down")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_probes_of_every_kind_decide_who_has_started_is_ready_and_is_restarted(
+    server: Server,
+) -> None:
+    server.until(lambda one: "running" in one["state"])
+    assert not any(one["started"] or one["ready"] for one in server.statuses().values())
+
+    server.become("ready")
+    server.until(lambda one: one["started"] and one["ready"])
+    began = "Startup probe failed: "
+    assert f'{began}service unhealthy (responded with "NOT_SERVING")' in server.said(began)
+    assert f"{began}HTTP probe failed with statuscode: 503" in server.said(began)
+
+    server.become("busy")
+    server.until(lambda one: one["started"] and not one["ready"])
+    assert {one["restartCount"] for one in server.statuses().values()} == {0}
+    assert sorted(server.said("Readiness probe failed: ")) == [
+        "Readiness probe failed: HTTP probe failed with statuscode: 503",
+        f"Readiness probe failed: dial tcp {server.address}:7002: connect: connection refused",
+        'Readiness probe failed: service unhealthy (responded with "NOT_SERVING")',
+    ]
+
+    server.become("dead")
+    server.until(lambda one: one["restartCount"] > 0)
+    server.become("ready")
+    server.until(lambda one: one["started"] and one["ready"])
+    for kind in KINDS:
+        ended = f"Container {kind} failed liveness probe, will be restarted"
+        assert ended in server.said("Container ")
