@@ -57,11 +57,12 @@ class Server:
 
 
 def asking(kind: str, what: str) -> dict[str, Any]:
-    return {
+    ways: dict[str, dict[str, Any]] = {
         "http": {"httpGet": {"port": "http", "path": f"/{what}"}},
         "tcp": {"tcpSocket": {"port": TCP_PORTS[what]}},
         "grpc": {"grpc": {"port": 9090, "service": what}},
-    }[kind]
+    }
+    return ways[kind]
 
 
 def container(kind: str, image: str) -> dict[str, Any]:
