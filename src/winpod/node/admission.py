@@ -13,7 +13,7 @@ from decimal import ROUND_CEILING, Decimal
 from lightkube.models import core_v1 as v1
 
 from winpod.node.facts import NodeFacts
-from winpod.node.pods import qos_class
+from winpod.node.pods import is_critical, qos_class
 from winpod.node.requests import metadata_of, spec_of
 from winpod.node.status import Why
 from winpod.windows import objects
@@ -48,6 +48,28 @@ class Taken:
 
     needs: Amounts
     ports: tuple[Port, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A resource that the node has too little of for a pod."""
+
+    name: str
+    requested: int
+    used: int
+    capacity: int
+
+    @property
+    def missing(self) -> int:
+        return self.requested - (self.capacity - self.used)
+
+    @property
+    def why(self) -> Why:
+        return Why(
+            f"OutOf{self.name}",
+            f"Node didn't have enough resource: {self.name}, requested: {self.requested}, "
+            f"used: {self.used}, capacity: {self.capacity}",
+        )
 
 
 def taken_by(pod: v1.Pod) -> Taken:
@@ -87,10 +109,10 @@ def _reasons(
     if pressed := _pressed(pod, pressures):
         yield Why("Evicted", f"The node had condition: [{pressed}]. ")
     yield from _other_system(pod)
-    template = _read(pod)
-    yield from _lack_of_room(template, others, facts)
+    yield from (lack.why for lack in lacks(pod, others, facts))
     if _has_taken_port(pod, others):
         yield _failed("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+    template = _read(pod)
     placed = replace(template, node_name=template.node_name or facts.name)
     for reason in scheduling_reasons(Admitted(placed), _as_seen(facts, node)):
         if reason.cause in _PREDICATES:
@@ -107,7 +129,12 @@ def _read(pod: v1.Pod) -> objects.Pod:
 
 
 def _pressed(pod: v1.Pod, pressures: frozenset[str]) -> str:
-    """The condition that keeps the pod away: memory keeps only those that ask for none."""
+    """The condition that keeps the pod away: memory keeps only those that ask for none.
+
+    Critical pods come in any case.
+    """
+    if is_critical(pod):
+        return ""
     keys = {"MemoryPressure": "memory-pressure", "DiskPressure": "disk-pressure"}
     tolerations = _read(pod).tolerations
     for condition in sorted(pressures):
@@ -132,24 +159,19 @@ def _other_system(pod: v1.Pod) -> Iterator[Why]:
         yield Why("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 
 
-def _lack_of_room(pod: objects.Pod, others: Iterable[Taken], facts: NodeFacts) -> Iterator[Why]:
+def lacks(pod: v1.Pod, others: Iterable[Taken], facts: NodeFacts) -> list[Lack]:
+    """What the node has too little of beside the others."""
     used: dict[str, Decimal] = {}
     for other in others:
         for name, amount in other.needs:
             used[name] = used.get(name, Decimal(0)) + amount
-    asked = dict(needs(pod))
-    capacity = facts.allocatable()
-    for name in _COUNTED:
-        wanted, taken, size = (_whole(name, table) for table in (asked, used, capacity))
-        if wanted and wanted > size - taken:
-            yield Why(
-                f"OutOf{name}",
-                f"Node didn't have enough resource: {name}, requested: {wanted}, used: {taken}, "
-                f"capacity: {size}",
-            )
+    tables = dict(needs(_read(pod))), used, facts.allocatable()
+    found = [Lack(name, *(whole(name, table) for table in tables)) for name in _COUNTED]
+    return [lack for lack in found if lack.requested and lack.missing > 0]
 
 
-def _whole(name: str, amounts: Mapping[str, Decimal]) -> int:
+def whole(name: str, amounts: Mapping[str, Decimal]) -> int:
+    """An amount as refusals write it: thousandths of processors, bytes, pods."""
     amount = amounts.get(name, Decimal(0)) * _SCALE.get(name, 1)
     return int(amount.to_integral_value(ROUND_CEILING))
 

@@ -17,7 +17,7 @@ from winpod.node.seen import SandboxSeen
 from winpod.node.view import CALL_SECONDS
 from winpod.node.volume_files import VolumeFailed
 from winpod.node.volumes import Mounted
-from winpod.windows.errors import NotFound, WinpodError
+from winpod.windows.errors import NotFound, Unavailable, WinpodError
 
 
 class StartFailed(WinpodError):
@@ -28,8 +28,18 @@ class StartFailed(WinpodError):
         self.reason = reason
 
 
+class NetworkNotReady(Unavailable):
+    def __init__(self, trouble: str) -> None:
+        super().__init__(f"network is not ready: {trouble}")
+
+
 async def make_sandbox(pod: v1.Pod, attempt: int, means: Means) -> str:
-    """Its id."""
+    """Its id. A pod that is to be connected waits until the runtime can do that."""
+    trouble = "" if spec_of(pod).hostNetwork else await means.readiness.trouble()
+    if trouble:
+        error = NetworkNotReady(trouble)
+        await means.tell(pod, "Warning", "NetworkNotReady", str(error))
+        raise error
     try:
         request = api.RunPodSandboxRequest(
             config=sandbox_config(pod, means.facts, attempt),

@@ -28,10 +28,12 @@ from winpod.node.means import Means, utc_now
 from winpod.node.pods import uid_of
 from winpod.node.probes import Kind
 from winpod.node.pulling import Puller
+from winpod.node.readiness import Readiness
 from winpod.node.relief import Relief
 from winpod.node.requests import metadata_of
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.sources import Objects, Reporter
+from winpod.node.taking import Taking
 from winpod.node.timings import TimedRuntime, Timings
 from winpod.node.view import RuntimeView
 from winpod.node.volumes import Volumes
@@ -82,13 +84,15 @@ class Engine:
             puller=Puller(client, objects, reporter),
             checks=Checks(client),
             view=self._view,
+            readiness=Readiness(client),
             timings=self.timings,
             clock=clock,
             pace=pace or Pace(),
         )
         self._images = ImageGarbage(self._means)
         self._relief = Relief(self._means, thresholds or Thresholds(), self._images, self._could_go)
-        self._neighbours = Neighbours(self._taken, self._relief.pressures)
+        taking = Taking(self._means, self._taken, self._relief.pressures, self._active)
+        self._neighbours = Neighbours(self._taken, taking.refusal)
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
@@ -188,12 +192,11 @@ class Engine:
             if worker.is_active and worker.uid != but
         ]
 
+    def _active(self) -> dict[str, tuple[v1.Pod, Worker]]:
+        return {w.uid: (w.given, w) for w in self._workers.values() if w.is_active}
+
     def _could_go(self) -> dict[str, tuple[v1.Pod, Worker]]:
-        return {
-            worker.uid: (worker.given, worker)
-            for worker in self._workers.values()
-            if worker.is_active and not worker.is_ending
-        }
+        return {uid: pair for uid, pair in self._active().items() if not pair[1].is_ending}
 
     def _changed(self, uid: str) -> None:
         if worker := self._workers.get(uid):

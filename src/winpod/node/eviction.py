@@ -14,11 +14,10 @@ from lightkube.models import core_v1 as v1
 
 from winpod.node.admission import taken_by
 from winpod.node.facts import MIB
-from winpod.node.pods import init_containers, regular_containers
+from winpod.node.pods import init_containers, is_critical, priority_of, regular_containers
 from winpod.node.requests import metadata_of, spec_of
 from winpod.windows.quantities import format_quantity, parse_quantity
 
-CRITICAL_PRIORITY = 2_000_000_000
 MEMORY, STORAGE = "memory", "ephemeral-storage"
 CONDITIONS = {MEMORY: "MemoryPressure", STORAGE: "DiskPressure"}
 
@@ -88,7 +87,7 @@ def shortages(signals: Signals, thresholds: Thresholds) -> list[Shortage]:
 
 def next_to_go(pods: Iterable[v1.Pod], use: Mapping[str, PodUse], resource: str) -> v1.Pod | None:
     """The pod whose end helps most and hurts least; critical ones stay."""
-    candidates = [pod for pod in pods if priority_of(pod) < CRITICAL_PRIORITY]
+    candidates = [pod for pod in pods if not is_critical(pod)]
 
     def order(pod: v1.Pod) -> tuple[bool, int, Decimal]:
         over = _over_request(pod, use, resource)
@@ -100,10 +99,6 @@ def next_to_go(pods: Iterable[v1.Pod], use: Mapping[str, PodUse], resource: str)
 def _over_request(pod: v1.Pod, use: Mapping[str, PodUse], resource: str) -> Decimal:
     used = use.get(metadata_of(pod).uid or "", PodUse()).of(resource)
     return used - dict(taken_by(pod).needs).get(resource, Decimal(0))
-
-
-def priority_of(pod: v1.Pod) -> int:
-    return spec_of(pod).priority or 0
 
 
 def eviction_message(pod: v1.Pod, use: PodUse, shortage: Shortage) -> str:

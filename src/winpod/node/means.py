@@ -15,6 +15,7 @@ from winpod.node.backoff import Pace
 from winpod.node.checks import Checks
 from winpod.node.facts import NodeFacts
 from winpod.node.pulling import Puller
+from winpod.node.readiness import Readiness
 from winpod.node.sources import Kind, Objects, Reporter
 from winpod.node.timings import Timings
 from winpod.node.view import CALL_SECONDS, RuntimeView, call_in_time
@@ -35,6 +36,7 @@ class Means:
     puller: Puller
     checks: Checks
     view: RuntimeView
+    readiness: Readiness
     timings: Timings
     clock: Callable[[], datetime] = utc_now
     pace: Pace = field(default_factory=Pace)

@@ -14,6 +14,7 @@ from winpod import __version__
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.facts import NodeFacts
 from winpod.node.pods import whole_seconds
+from winpod.node.readiness import troubles
 from winpod.windows.builds import Build
 from winpod.windows.objects import OSVERSION_LABEL, Taint
 
@@ -130,22 +131,11 @@ def found_of(
 ) -> Found:
     return Found(
         f"{version.runtime_name}://{version.runtime_version}",
-        tuple(_troubles(status.status.conditions)),
+        tuple(troubles(status.status.conditions)),
         tuple(_handler(handler) for handler in status.runtime_handlers),
         tuple(_images(images)),
         pressures,
     )
-
-
-def _troubles(conditions: Iterable[api.RuntimeCondition]) -> Iterable[str]:
-    for condition in conditions:
-        if not condition.status:
-            part = "network" if condition.type == "NetworkReady" else ""
-            name = " ".join(("container runtime", part)) if part else "container runtime"
-            yield (
-                f"{name} not ready: {condition.type}=false reason:{condition.reason} "
-                f"message:{condition.message}"
-            )
 
 
 def _handler(handler: api.RuntimeHandler) -> v1.NodeRuntimeHandler:

@@ -14,6 +14,9 @@ from winpod.windows.quantities import parse_quantity
 
 ENDED = ("Succeeded", "Failed")
 DEFAULT_GRACE = 30
+CRITICAL_PRIORITY = 2_000_000_000
+SOURCE = "kubernetes.io/config.source"
+"""The annotation of a pod that comes from a manifest on the node."""
 
 
 _Object = TypeVar("_Object")
@@ -113,6 +116,16 @@ def grace_seconds(pod: v1.Pod) -> int:
         if stated is not None:
             return stated
     return DEFAULT_GRACE
+
+
+def priority_of(pod: v1.Pod) -> int:
+    return spec_of(pod).priority or 0
+
+
+def is_critical(pod: v1.Pod) -> bool:
+    """Others make room for it, and it makes none: the system's by its priority, or the node's."""
+    source = (metadata_of(pod).annotations or {}).get(SOURCE)
+    return priority_of(pod) >= CRITICAL_PRIORITY or source == "file"
 
 
 def condition(status: v1.PodStatus | None, kind: str) -> v1.PodCondition | None:

@@ -23,11 +23,10 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import OwnerReference
 
 from winpod.node.api import ApiServer, Refused
-from winpod.node.pods import is_deleted, uid_of
+from winpod.node.pods import SOURCE, is_deleted, uid_of
 from winpod.node.requests import metadata_of
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
-SOURCE = "kubernetes.io/config.source"
 HASH = "kubernetes.io/config.hash"
 SEEN = "kubernetes.io/config.seen"
 MIRROR = "kubernetes.io/config.mirror"

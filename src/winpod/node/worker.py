@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ from datetime import timedelta
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.admission import Taken, refusal, taken_by
+from winpod.node.admission import Taken, taken_by
 from winpod.node.beginning import make_sandbox, mount_volumes
 from winpod.node.decide import Plan, Resize, decide
 from winpod.node.ending import (
@@ -53,7 +53,7 @@ class Neighbours:
     """What a worker knows of the node beside its pod."""
 
     taken: Callable[[str], Iterable[Taken]]
-    pressures: Callable[[], frozenset[str]]
+    refusal: Callable[[v1.Pod], Awaitable[Why | None]]
 
 
 class Worker:
@@ -64,6 +64,7 @@ class Worker:
         self.status: v1.PodStatus | None = None
         self.is_taken = False
         self.is_gone = False
+        self.ended = asyncio.Event()
         self._means = means
         self._neighbours = neighbours
         self._first_seen: float | None = time.monotonic()
@@ -73,7 +74,6 @@ class Worker:
         self._is_rejected = False
         self._is_removed = False
         self._is_over = False
-        self._has_ended = False
         self._conditions: dict[str, Told] = {}
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
@@ -231,13 +231,11 @@ class Worker:
             self._start_time = min(sandbox.created_at for sandbox in sandboxes)
         if not is_known and self.pod.status and self.pod.status.phase in ENDED:
             self.status = self.pod.status
-            self._is_over = self._has_ended = True
+            self._is_over = True
+            self.ended.set()
         why = None
         if not (is_known or self._is_over or self._ending.is_set()):
-            node = await self._means.objects.node()
-            why = refusal(
-                self.pod, self._others(), self._means.facts, node, self._neighbours.pressures()
-            )
+            why = await self._neighbours.refusal(self.pod)
         if why:
             self._is_rejected = True
             await self._means.tell(self.pod, "Warning", why.reason, why.message)
@@ -365,7 +363,7 @@ class Worker:
         self._note(kind, None)
 
     async def _end(self) -> None:
-        if not self._has_ended:
+        if not self.ended.is_set():
             self._probes.stop(("startup", "liveness"))
             await self._report_end()
             await end_containers_in_time(
@@ -373,7 +371,8 @@ class Worker:
             )
             await stop_sandboxes(self._seen(), self._means)
             await self._means.view.refresh(self.uid)
-            self._is_over = self._has_ended = True
+            self._is_over = True
+            self.ended.set()
             self._probes.stop()
             await self._report_end()
             if self._is_known():
