@@ -158,7 +158,7 @@ async def node(
         cluster = ClusterWide(server)
         objects = ApiObjects(server, name, cluster)
         agent = Agent(server, client, facts, Machine(), objects, Volumes(objects, facts))
-        own = NodeServer(Parts(facts, client, agent.engine), ApiGate(server, name))
+        own = NodeServer(Parts(facts, client, agent.engine, objects), ApiGate(server, name))
         await own.start(files, LOOPBACK, 0)
         stack.push_async_callback(own.close)
         agent.registration.listens_at(own.port)

@@ -5,6 +5,7 @@ Whom the real gate lets in is shown in tests/e2e, with a real API server.
 
 import asyncio
 import json
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
+from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cri.streaming.stand_in_client import StandInClient, exec_client
 from tests.cri.test_images import push
+from tests.node.known_objects import read
 from tests.node.small_node import SmallNode, pod_of, pulled, small_node
 from winpod.cri.rpc import Client
 from winpod.node.certificates import Key, Subject, utc_now, write_chain
@@ -86,7 +89,7 @@ async def api(
     file = tmp_path / "serving.pem"
     trust = new_certificate(file)
     async with node.engine(cri) as engine:
-        serving = NodeServer(Parts(node.facts, cri, engine), OpenGate())
+        serving = NodeServer(Parts(node.facts, cri, engine, node.objects), OpenGate())
         await serving.start(ServingFiles(file, file), "127.0.0.1", 0)
         async with ClientSession(connector=TCPConnector(ssl=trust)) as http:
             url = f"https://127.0.0.1:{serving.port}"
@@ -263,6 +266,54 @@ async def test_the_summary_tells_what_node_pods_and_volumes_use(api: Api) -> Non
     brief = await api.json("/stats/summary", only_cpu_and_memory="true")
     assert "fs" not in brief["node"]
     assert "rootfs" not in brief["pods"][0]["containers"][0]
+
+
+async def test_volumes_are_measured_as_a_kubelet_measures_their_kinds(
+    api: Api, tmp_path: Path
+) -> None:
+    api.node.objects.claims["shop/data"] = claim("local-1")
+    api.node.objects.claims["shop/web-cache"] = claim("local-1")
+    api.node.objects.claims["shop/shared"] = claim("of-host")
+    api.node.objects.volumes["local-1"] = volume(local={"path": str(tmp_path)})
+    api.node.objects.volumes["of-host"] = volume(hostPath={"path": str(tmp_path)})
+    api.node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"a": "b" * 5000}})
+    await api.run(
+        volumes=[
+            {"name": "settings", "configMap": {"name": "settings"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "cache", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+            {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+            {"name": "machine", "hostPath": {"path": str(tmp_path)}},
+        ]
+    )
+    (pod,) = (await api.json("/stats/summary"))["pods"]
+    told = {volume["name"]: volume for volume in pod["volume"]}
+    assert told.keys() == {"settings", "data", "cache"}
+    assert told["data"]["pvcRef"] == {"name": "data", "namespace": "shop"}
+    assert told["cache"]["pvcRef"] == {"name": "web-cache", "namespace": "shop"}
+    assert told["data"]["capacityBytes"] == shutil.disk_usage(tmp_path).total
+    assert told["data"]["usedBytes"] > 1 << 20
+    assert 5000 < told["settings"]["usedBytes"] <= pod["ephemeral-storage"]["usedBytes"] < 1 << 20
+    found = await samples(api, "/metrics")
+    counted = found["kubelet_volume_stats_capacity_bytes"]
+    assert [labels["persistentvolumeclaim"] for labels, _ in counted] == ["data", "web-cache"]
+    assert counted[0][1] == told["data"]["capacityBytes"]
+
+
+def claim(name: str) -> v1.PersistentVolumeClaim:
+    return read(v1.PersistentVolumeClaim, {"spec": {"volumeName": name}})
+
+
+def volume(**kind: dict[str, str]) -> v1.PersistentVolume:
+    return read(v1.PersistentVolume, {"spec": kind})
+
+
+async def test_the_summary_tells_of_the_machines_network_and_tasks(api: Api) -> None:
+    node = (await api.json("/stats/summary"))["node"]
+    names = [interface["name"] for interface in node["network"]["interfaces"]]
+    assert "lo" not in names
+    assert node["network"].get("name", "") == (names[0] if names else "")
+    assert 0 < node["rlimit"]["curproc"] < node["rlimit"]["maxpid"]
 
 
 def fill(file: Path, size: int) -> None:

@@ -28,8 +28,17 @@ class Disk:
 
     capacity_bytes: int
     available_bytes: int
+    free_bytes: int
     inodes: int
     inodes_free: int
+
+    def used(self) -> DiskUsed:
+        """Now; a part of what is free may be kept for the system, and so not available."""
+        return DiskUsed(
+            time.time_ns(),
+            self.capacity_bytes - self.free_bytes,
+            max(0, self.inodes - self.inodes_free),
+        )
 
 
 def disk_of(folder: Path) -> Disk:
@@ -38,6 +47,7 @@ def disk_of(folder: Path) -> Disk:
     return Disk(
         found.f_frsize * found.f_blocks,
         found.f_frsize * found.f_bavail,
+        found.f_frsize * found.f_bfree,
         found.f_files,
         found.f_ffree,
     )

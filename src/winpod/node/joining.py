@@ -134,7 +134,7 @@ async def run_node(node: Joined) -> None:
             forget_pod=objects.forget_pod,
         )
         gate = ApiGate(server, facts.name)
-        own = NodeServer(Parts(facts, client, agent.engine), gate)
+        own = NodeServer(Parts(facts, client, agent.engine, objects), gate)
         subject = _subject(facts)
         await own.start(_files(node, subject, access), node.serving.host, node.serving.port)
         stack.push_async_callback(own.close)

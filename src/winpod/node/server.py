@@ -24,6 +24,7 @@ from winpod.node.server_parts import Parts
 from winpod.node.server_streams import StreamPages
 from winpod.node.summary import Summary
 from winpod.node.usage import NodeUsage
+from winpod.node.volume_usage import VolumeUsage
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
 PORT = 10250
@@ -45,12 +46,12 @@ class ServingFiles:
 
 class NodeServer:
     def __init__(self, parts: Parts, gate: Gate) -> None:
-        usage = NodeUsage(parts.facts)
+        usage, volumes = NodeUsage(parts.facts), VolumeUsage(parts.facts, parts.objects)
         self._gate = gate
-        self._metrics = MetricPages(parts, usage)
+        self._metrics = MetricPages(parts, usage, volumes)
         application = web.Application(middlewares=[self._answer])
         for pages in (
-            Pages(parts, Summary(parts, usage)),
+            Pages(parts, Summary(parts, usage, volumes)),
             LogPages(parts),
             StreamPages(parts),
             self._metrics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import (
@@ -21,16 +21,27 @@ from prometheus_client.registry import Collector
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.engine import PodFound
+from winpod.node.pods import uid_of
 from winpod.node.requests import metadata_of
 from winpod.node.server_parts import Parts
 from winpod.node.summary import PodUsed, container_used, read_pods
 from winpod.node.usage import NodeUsage, Used
+from winpod.node.volume_usage import VolumeUsage, VolumeUsed
 from winpod.windows.errors import WinpodError
 
 _SECOND = 1e9
 _CONTAINER = ("container", "namespace", "pod")
 _POD = ("namespace", "pod")
 _PROBE = ("probe_type", "result", "container", "pod", "namespace", "pod_uid")
+_CLAIM = ("namespace", "persistentvolumeclaim")
+_OF_CLAIMS: tuple[tuple[str, str, Callable[[VolumeUsed], int]], ...] = (
+    ("capacity_bytes", "What a claim's volume has.", lambda one: one.disk.capacity_bytes),
+    ("available_bytes", "What is available of it.", lambda one: one.disk.available_bytes),
+    ("used_bytes", "What is used of it.", lambda one: one.used.bytes),
+    ("inodes", "How many files it may have.", lambda one: one.disk.inodes),
+    ("inodes_free", "How many more it may have.", lambda one: one.disk.inodes_free),
+    ("inodes_used", "How many it has.", lambda one: one.used.inodes),
+)
 _RESULTS = {"success": "successful", "failure": "failed", "unknown": "unknown"}
 
 
@@ -45,9 +56,10 @@ class Families(Collector):
 
 
 class MetricPages:
-    def __init__(self, parts: Parts, usage: NodeUsage) -> None:
+    def __init__(self, parts: Parts, usage: NodeUsage, volumes: VolumeUsage) -> None:
         self._parts = parts
         self._usage = usage
+        self._volumes = volumes
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -66,9 +78,20 @@ class MetricPages:
 
     async def _own(self, request: web.Request) -> web.Response:
         del request
-        families = own_families(self._parts.facts.name, self._parts.pods.pods(), self._requests)
+        pods = self._parts.pods.pods()
+        families = own_families(self._parts.facts.name, pods, self._requests)
         timed = self._parts.pods.timings.families()
-        return _page([*self._process.collect(), *families, *timed])
+        claims = claim_families(await self._claims(pods))
+        return _page([*self._process.collect(), *families, *timed, *claims])
+
+    async def _claims(self, pods: Sequence[PodFound]) -> dict[tuple[str, str], VolumeUsed]:
+        """By namespace and name, each once however many pods share it."""
+        self._volumes.forget_all_but({uid_of(found.pod) for found in pods})
+        return {
+            (metadata_of(found.pod).namespace or "", used.claim): used
+            for found in pods
+            for used in await self._volumes.read_claims(found.pod)
+        }
 
     async def _resource(self, request: web.Request) -> web.Response:
         del request
@@ -121,6 +144,14 @@ def own_families(
     for labels, number in requests.items():
         served.add_metric(labels, number)
     yield served
+
+
+def claim_families(claims: Mapping[tuple[str, str], VolumeUsed]) -> Iterator[Metric]:
+    for what, words, amount in _OF_CLAIMS:
+        family = GaugeMetricFamily(f"kubelet_volume_stats_{what}", words, labels=_CLAIM)
+        for claim, used in claims.items():
+            family.add_metric(claim, amount(used))
+        yield family
 
 
 def resource_families(node: Used, pods: Iterable[PodUsed]) -> Iterator[Metric]:

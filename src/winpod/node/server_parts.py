@@ -12,6 +12,7 @@ from winpod.cri.rpc import Client
 from winpod.node.engine import PodFound
 from winpod.node.facts import NodeFacts
 from winpod.node.pods import all_containers, uid_of
+from winpod.node.sources import Objects
 from winpod.node.timings import Timings
 from winpod.windows.errors import NotFound
 
@@ -35,6 +36,7 @@ class Parts:
     facts: NodeFacts
     client: Client
     pods: Pods
+    objects: Objects
 
 
 def pod_of(request: web.Request, pods: Pods) -> PodFound:

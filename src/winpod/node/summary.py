@@ -1,28 +1,29 @@
 """`/stats/summary`: what the node, its pods, their containers and volumes use, as kubelet tells it.
 
-In Windows' terms: `usageBytes` of memory is the commit, and an interface's errors are the packets
-that it dropped. A pod's ephemeral storage is what its containers wrote, their logs, and the volumes
-that go with it.
+In Windows' terms: `usageBytes` of memory is the commit, and the errors of a pod's interface are the
+packets that it dropped. A pod's ephemeral storage is what its containers wrote, their logs, its
+hosts file, and the volumes that go with it. Networks and the number of tasks are the machine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.disk_usage import Disk, DiskUsage, DiskUsed, disk_of
+from winpod.network.counters import Counters, machine_counters
+from winpod.node.disk_usage import Disk, DiskUsed, disk_of, measure
 from winpod.node.engine import PodFound
 from winpod.node.pods import uid_of
-from winpod.node.requests import POD_UID, log_folder, metadata_of, spec_of
+from winpod.node.requests import POD_UID, log_folder, metadata_of
 from winpod.node.server_parts import Parts
-from winpod.node.usage import NodeUsage, Used, machine_started
+from winpod.node.usage import NodeUsage, Used, machine_started, machine_tasks
+from winpod.node.volume_usage import VolumeUsage, VolumeUsed
 
 Json = dict[str, Any]
 _PODS = "pods"
@@ -66,15 +67,17 @@ def container_used(windows: Any) -> Used:
 class Summary:
     parts: Parts
     usage: NodeUsage
-    _disks: DiskUsage = field(default_factory=DiskUsage)
+    volumes: VolumeUsage
 
     async def tell(self, *, only_cpu_and_memory: bool = False) -> Json:
         pods = await read_pods(self.parts)
-        self._disks.forget_the_expired()
+        self.volumes.forget_all_but({uid_of(pod.found.pod) for pod in pods})
         node = self._node(pods)
         if only_cpu_and_memory:
             return {"node": node, "pods": [_pod(pod) for pod in pods]}
         node |= await self._node_disks()
+        node["network"] = _machine_network(machine_counters())
+        node["rlimit"] = _tasks()
         told = await asyncio.gather(*(self._pod_with_disks(pod) for pod in pods))
         return {"node": node, "pods": list(told)}
 
@@ -97,7 +100,6 @@ class Summary:
     async def _node_disks(self) -> Json:
         facts = self.parts.facts
         disk = disk_of(facts.root)
-        now = datetime.now(UTC)
         answer = await self.parts.client.call("ImageFsInfo", api.ImageFsInfoRequest())
         runtime: Json = {}
         for name, listed in (
@@ -112,46 +114,35 @@ class Summary:
                     listed[0].inodes_used.value,
                 )
                 runtime[name] = _disk(disk_of(place), used)
-        used_bytes = disk.capacity_bytes - disk.available_bytes
-        all_used = DiskUsed(
-            int(now.timestamp() * 1e9), used_bytes, max(0, disk.inodes - disk.inodes_free)
-        )
-        return {"fs": _disk(disk, all_used), "runtime": runtime}
+        return {"fs": _disk(disk, disk.used()), "runtime": runtime}
 
     async def _pod_with_disks(self, pod: PodUsed) -> Json:
         """Files that the runtime keeps of a container and the node of a pod."""
         told = _pod(pod)
-        disk = disk_of(self.parts.facts.root)
-        logs = self.parts.facts.log_root / log_folder(pod.found.pod)
-        sizes = []
+        facts = self.parts.facts
+        disk = disk_of(facts.root)
+        logs = facts.log_root / log_folder(pod.found.pod)
+        sizes = [measure(facts.root / "pods" / uid_of(pod.found.pod) / "etc-hosts")]
         for container, stats in zip(told["containers"], pod.stats.windows.containers, strict=True):
             written = stats.writable_layer
             rootfs = DiskUsed(written.timestamp, written.used_bytes.value)
-            log = await self._disks.read(logs / container["name"])
+            log = await self.volumes.disks.read(logs / container["name"])
             container["rootfs"] = _disk(disk, rootfs)
             container["logs"] = _disk(disk, log)
             sizes += [rootfs, log]
-        volumes = await self._volumes(pod.found.pod)
-        told["volume"] = [_volume(volume, used, disk) for volume, used in volumes]
-        sizes += [used for volume, used in volumes if _is_ephemeral(volume)]
+        volumes = await self.volumes.read(pod.found.pod)
+        told["volume"] = [_volume(used, told["podRef"]["namespace"]) for used in volumes]
+        sizes += [volume.used for volume in volumes if volume.is_ephemeral]
         total = DiskUsed(
-            max((size.time for size in sizes), default=0),
+            max(size.time for size in sizes),
             sum(size.bytes for size in sizes),
             sum(size.inodes for size in sizes),
         )
         told["ephemeral-storage"] = _disk(disk, total)
-        told["network"] = _network(pod.stats.windows.network)
+        if pod.stats.windows.HasField("network"):
+            told["network"] = _network(pod.stats.windows.network)
         told["process_stats"] = {"process_count": pod.stats.windows.process.process_count.value}
         return told
-
-    async def _volumes(self, pod: v1.Pod) -> list[tuple[v1.Volume, DiskUsed]]:
-        """Those that the node keeps files for."""
-        folder = self.parts.facts.root / "pods" / uid_of(pod) / "volumes"
-        return [
-            (volume, await self._disks.read(folder / volume.name))
-            for volume in spec_of(pod).volumes or ()
-            if (folder / volume.name).is_dir()
-        ]
 
 
 def _pod(pod: PodUsed) -> Json:
@@ -220,29 +211,59 @@ def _disk(disk: Disk, used: DiskUsed) -> Json:
     }
 
 
-def _volume(volume: v1.Volume, used: DiskUsed, disk: Disk) -> Json:
-    return {"name": volume.name, **_disk(disk, used)}
-
-
-def _is_ephemeral(volume: v1.Volume) -> bool:
-    return not volume.persistentVolumeClaim and not volume.hostPath
+def _volume(volume: VolumeUsed, namespace: str) -> Json:
+    told = {"name": volume.volume.name, **_disk(volume.disk, volume.used)}
+    if volume.claim:
+        told["pvcRef"] = {"name": volume.claim, "namespace": namespace}
+    return told
 
 
 def _network(network: Any) -> Json:
     interfaces = [network.default_interface, *network.interfaces]
-    told = [_interface(one) for one in interfaces if one.name]
+    told = [
+        _interface(
+            one.name,
+            (one.rx_bytes.value, one.rx_packets_dropped.value),
+            (one.tx_bytes.value, one.tx_packets_dropped.value),
+        )
+        for one in interfaces
+        if one.name
+    ]
+    return _interfaces(network.timestamp, told)
+
+
+def _machine_network(counters: Iterable[Counters]) -> Json:
+    told = [
+        _interface(
+            one.interface,
+            (one.received_bytes, one.receive_errors),
+            (one.sent_bytes, one.send_errors),
+        )
+        for one in counters
+    ]
+    return _interfaces(time_ns(), told)
+
+
+def _interfaces(time: int, told: list[Json]) -> Json:
+    """The first is the default one."""
     first = told[0] if told else {}
-    return {"time": _time(network.timestamp), **first, "interfaces": told}
+    return {"time": _time(time), **first, "interfaces": told}
 
 
-def _interface(one: Any) -> Json:
+def _interface(name: str, received: tuple[int, int], sent: tuple[int, int]) -> Json:
+    """Bytes and errors, each way."""
     return {
-        "name": one.name,
-        "rxBytes": one.rx_bytes.value,
-        "rxErrors": one.rx_packets_dropped.value,
-        "txBytes": one.tx_bytes.value,
-        "txErrors": one.tx_packets_dropped.value,
+        "name": name,
+        "rxBytes": received[0],
+        "rxErrors": received[1],
+        "txBytes": sent[0],
+        "txErrors": sent[1],
     }
+
+
+def _tasks() -> Json:
+    most, now = machine_tasks()
+    return {"time": _time(time_ns()), "maxpid": most, "curproc": now}
 
 
 def _moment(moment: datetime | None) -> str | None:

@@ -91,6 +91,13 @@ def machine_available() -> int:
     return _memory()["MemAvailable"]
 
 
+def machine_tasks() -> tuple[int, int]:
+    """How many there may be, and how many there are."""
+    limits = (_PROC / "sys/kernel" / name for name in ("pid_max", "threads-max"))
+    _, _, there_are = (_PROC / "loadavg").read_text().split()[3].partition("/")
+    return min(int(limit.read_text()) for limit in limits), int(there_are)
+
+
 def machine_started() -> int:
     """In nanoseconds since 1970."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)

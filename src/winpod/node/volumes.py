@@ -186,25 +186,34 @@ class Volumes:
             "claims of local volumes.",
         )
 
-    async def _claimed(self, pod: v1.Pod, name: str) -> Path:
+    async def _claimed(self, pod: v1.Pod, claim: str) -> Path:
         namespace = metadata_of(pod).namespace or "default"
-        claim = await self._objects.claim(namespace, name)
-        if claim is None or claim.spec is None:
-            raise VolumeFailed(f'persistentvolumeclaim "{name}" not found')
-        if not claim.spec.volumeName:
-            raise VolumeFailed(f'persistentvolumeclaim "{name}" is not bound')
-        volume = await self._objects.volume(claim.spec.volumeName)
-        if volume is None or volume.spec is None:
-            raise VolumeFailed(f'persistentvolume "{claim.spec.volumeName}" not found')
-        if volume.spec.local:
-            return _host_path(volume.spec.local.path, "Directory", name)
-        if volume.spec.hostPath:
-            return _host_path(volume.spec.hostPath.path, volume.spec.hostPath.type or "", name)
+        name, spec = await bound_volume(self._objects, namespace, claim)
+        if spec.local:
+            return _host_path(spec.local.path, "Directory", claim)
+        if spec.hostPath:
+            return _host_path(spec.hostPath.path, spec.hostPath.type or "", claim)
         raise VolumeFailed(
-            f'the volume "{claim.spec.volumeName}" of claim "{name}" is of a kind that this node '
-            f"cannot mount: {_kind_of(volume.spec)}.",
+            f'the volume "{name}" of claim "{claim}" is of a kind that this node cannot mount: '
+            f"{_kind_of(spec)}.",
             "It mounts local and hostPath volumes.",
         )
+
+
+async def bound_volume(
+    objects: Objects, namespace: str, claim: str
+) -> tuple[str, v1.PersistentVolumeSpec]:
+    """The volume that a claim has, with its name."""
+    found = await objects.claim(namespace, claim)
+    if found is None or found.spec is None:
+        raise VolumeFailed(f'persistentvolumeclaim "{claim}" not found')
+    name = found.spec.volumeName
+    if not name:
+        raise VolumeFailed(f'persistentvolumeclaim "{claim}" is not bound')
+    volume = await objects.volume(name)
+    if volume is None or volume.spec is None:
+        raise VolumeFailed(f'persistentvolume "{name}" not found')
+    return name, volume.spec
 
 
 def hosts_text(pod: v1.Pod, addresses: Sequence[str], facts: NodeFacts) -> str:
