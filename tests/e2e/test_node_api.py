@@ -35,8 +35,9 @@ from winpod.node.api_source import ApiObjects, ClusterWide, of_node
 from winpod.node.following import Following
 from winpod.node.log_rotation import LogRotation
 from winpod.node.node_status import Machine
-from winpod.node.server import NodeServer, ServingFiles
+from winpod.node.server import NodeServer
 from winpod.node.server_auth import ApiGate
+from winpod.node.server_listening import ServingFiles
 from winpod.node.server_parts import Parts
 from winpod.node.volumes import Volumes
 

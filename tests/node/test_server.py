@@ -24,7 +24,8 @@ from tests.node.small_node import SmallNode, pod_of, pulled, small_node
 from winpod.cri.rpc import Client
 from winpod.node.certificates import Key, Subject, utc_now, write_chain
 from winpod.node.engine import Engine
-from winpod.node.server import NodeServer, ServingFiles
+from winpod.node.server import NodeServer
+from winpod.node.server_listening import ServingFiles
 from winpod.node.server_parts import Parts
 
 UID = "uid-web"

@@ -32,8 +32,9 @@ from winpod.node.following import Following
 from winpod.node.log_rotation import LogRotation
 from winpod.node.node_status import Machine, document_labels
 from winpod.node.runtimes import handlers_of, place_of, runtime_at, runtime_of
-from winpod.node.server import NodeServer, ServingFiles
+from winpod.node.server import NodeServer
 from winpod.node.server_auth import ApiGate
+from winpod.node.server_listening import ServingFiles
 from winpod.node.server_parts import Parts
 from winpod.node.settings import NodeSettings
 from winpod.node.volumes import Volumes

@@ -1,22 +1,19 @@
 """The node's own HTTPS API, which the API server and those it vouches for ask.
 
-Nobody is answered before the gate has let them in. A certificate that is replaced on disk is the
-one that new connections see.
+Nobody is answered before the gate has let them in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from aiohttp import web
 
 from winpod.cri.rpc import RemoteError
 from winpod.node.server_auth import Gate
+from winpod.node.server_listening import Listening, ServingFiles, socket_at
 from winpod.node.server_logs import LogPages
 from winpod.node.server_metrics import MetricPages
 from winpod.node.server_pages import Pages
@@ -25,23 +22,13 @@ from winpod.node.server_streams import StreamPages
 from winpod.node.summary import Summary
 from winpod.node.usage import NodeUsage
 from winpod.node.volume_usage import VolumeUsage
-from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
+from winpod.windows.errors import WinpodError
 
 PORT = 10250
-_LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
 _STATUS = {"NOT_FOUND": 404, "INVALID_ARGUMENT": 400, "RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServingFiles:
-    """The certificate and its key, and the authority that clients' certificates are of."""
-
-    certificate: Path
-    key: Path
-    client_authority: Path | None = None
 
 
 class NodeServer:
@@ -63,28 +50,23 @@ class NodeServer:
             handler_cancellation=True,
             shutdown_timeout=_CLOSE_SECONDS,
         )
-        self._watching: asyncio.Task[None] | None = None
+        self._listening: Listening | None = None
         self.port = 0
 
     async def start(self, files: ServingFiles, host: str = "0.0.0.0", port: int = PORT) -> None:  # noqa: S104
         """Listens; port 0 is any that is free."""
-        context = _context(files)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=context)
         try:
-            await site.start()
-        except OSError as error:
+            self._listening = Listening(self._runner, files, socket_at(host, port))
+            await self._listening.start()
+        except WinpodError:
             await self.close()
-            raise Unavailable(
-                f"The node's API cannot listen on {host} port {port}: {error.strerror}.",
-                "Free the port or choose another.",
-            ) from error
-        self.port = self._runner.addresses[0][1]
-        self._watching = asyncio.create_task(_reload_when_replaced(context, files))
+            raise
+        self.port = self._listening.port
 
     async def close(self) -> None:
-        if self._watching:
-            self._watching.cancel()
+        if self._listening:
+            self._listening.close()
         await self._runner.cleanup()
 
     @web.middleware
@@ -116,35 +98,3 @@ class NodeServer:
 def _status_of(error: WinpodError) -> int:
     code = error.status.name if isinstance(error, RemoteError) else error.code
     return _STATUS.get(code, 500)
-
-
-def _context(files: ServingFiles) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(files.certificate, files.key)
-        if files.client_authority:
-            context.load_verify_locations(files.client_authority)
-            context.verify_mode = ssl.CERT_OPTIONAL
-    except OSError as error:
-        raise InvalidInput(
-            f"The node's API has no certificate to serve with: {files.certificate}: {error}.",
-            "Give a certificate and its key in PEM form.",
-        ) from None
-    return context
-
-
-async def _reload_when_replaced(context: ssl.SSLContext, files: ServingFiles) -> None:
-    loaded = _version(files.certificate)
-    while True:
-        await asyncio.sleep(_LOOK_SECONDS)
-        try:
-            if (found := _version(files.certificate)) != loaded:
-                context.load_cert_chain(files.certificate, files.key)
-                loaded = found
-        except OSError as error:
-            _log.warning("the new certificate %s cannot be used: %s", files.certificate, error)
-
-
-def _version(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_mtime_ns, found.st_ino
