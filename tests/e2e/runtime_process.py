@@ -283,7 +283,7 @@ class RuntimeProcess:
     def leftovers(self, *kinds: str) -> dict[str, list[str]]:
         """All that pods can leave behind, the shells that wait aside; empty when nothing is left.
 
-        The kernel takes some of it apart in its own time.
+        The kernel and the runtime take some of it apart in their own time.
         """
         deadline = time.monotonic() + KERNEL_PATIENCE
         while found := self._found():
@@ -293,12 +293,18 @@ class RuntimeProcess:
             time.sleep(0.05)
         return found
 
+    def until_cleared(self) -> None:
+        """Until it has given back what was removed, or is no more."""
+        while self.lives() and _names(self.own, "leavings/*"):
+            time.sleep(0.01)
+
     def _found(self) -> dict[str, list[str]]:
         warm = _names(self.own, "warm/*")
         waiting = {(self.own / "warm" / name / "id").read_text() for name in warm}
         found = {
             "containers": _names(self.own, "containers/*"),
             "sandboxes": _names(self.own, "sandboxes/*"),
+            "leavings": _names(self.own, "leavings/*"),
             "namespaces": _names(self.own, "netns/*"),
             "runc": [name for name in _names(self.own, "runc/*") if name not in waiting],
             "leases": [n for n in _names(self.own, "cni/leases/*/*") if n[0].isdigit()],

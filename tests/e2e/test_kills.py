@@ -181,7 +181,11 @@ async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
     async def started() -> str:
         return await runtime.begin(await runtime.run_pod(), "sleep")
 
-    async for container in deaths(runtime, started, runtime.remove):
+    async def remove_to_the_last(container: str) -> None:
+        await runtime.remove(container)
+        await asyncio.to_thread(runtime.until_cleared)
+
+    async for container in deaths(runtime, started, remove_to_the_last):
         assert len(await runtime.containers()) <= 1
         await runtime.remove(container)
         assert await runtime.containers() == []

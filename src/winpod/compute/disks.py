@@ -8,12 +8,7 @@ a container does not outlive the machine's power.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from winpod.compute.errors import DiskFailed
@@ -21,7 +16,6 @@ from winpod.compute.mounts import unmount
 
 DEFAULT_SIZE = 20 << 30
 SMALLEST = 8 << 20
-_HELD = 64
 _FEATURES = "^has_journal,^resize_inode"
 
 
@@ -51,33 +45,8 @@ def write_at_once(folder: Path) -> None:
 
 def remove_disk(folder: Path) -> None:
     """Whatever is there of it."""
-    image = folder / "disk.img"
-    with _freed_later([image]):
-        image.unlink(missing_ok=True)
-        unmount(folder / "disk")
-
-
-def remove_folder(folder: Path) -> None:
-    """All of it, if it is there."""
-    if folder.exists():
-        with _freed_later(folder.rglob("*")):
-            shutil.rmtree(folder)
-
-
-@contextmanager
-def _freed_later(paths: Iterable[Path]) -> Iterator[None]:
-    """The names of files go at once; nobody waits while the machine takes their room back."""
-    files = (path for path in paths if path.is_file() and not path.is_symlink())
-    held = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in islice(files, _HELD)]
-    try:
-        yield
-    finally:
-        threading.Thread(target=_close, args=(held,), daemon=True).start()
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+    unmount(folder / "disk")
+    (folder / "disk.img").unlink(missing_ok=True)
 
 
 def device_of(folder: Path) -> str:

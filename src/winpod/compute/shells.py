@@ -239,7 +239,7 @@ class Shells:
             await asyncio.to_thread(cgroups.remove_group, id_)
         await asyncio.to_thread(disks.remove_disk, folder)
         number = room.first_id // IDS
-        await asyncio.to_thread(disks.remove_folder, folder)
+        await asyncio.to_thread(shutil.rmtree, folder)
         self._ranges.discard(number)
 
     async def _make_runc_forget(self, room: Room) -> None:

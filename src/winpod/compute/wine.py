@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from shutil import which
+from shutil import rmtree, which
 
 from winpod.compute import cgroups, conmon, disks, mounts
 from winpod.compute.agent import Agent, Program, Running, Size
@@ -30,6 +30,7 @@ from winpod.compute.drive import Drive, refuse_what_cannot_be
 from winpod.compute.errors import NotReady, ShellFailed
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.identity import names_of, registry_of, resolver_file, set_hostname
+from winpod.compute.leavings import Leavings
 from winpod.compute.logs import reopen_log
 from winpod.compute.pipes import Pipe, find_pipes, start_relay, write_pipes
 from winpod.compute.plan import Plan
@@ -69,16 +70,19 @@ class WineBackend:
         self._host = host
         self._netns = netns
         self.shells = Shells(root, base, host, warm)
+        self._leavings = Leavings(root / "leavings", self._clear)
 
     async def open(self, known: Collection[str]) -> None:
+        await self._leavings.open()
         for kind in ("containers", "sandboxes"):
             for folder in (self._root / kind).glob("*"):
                 if folder.name not in known:
-                    await self._discard(folder)
+                    await self._clear(folder)
         (self._root / "pipes").mkdir(parents=True, exist_ok=True)
         await self.shells.start()
 
     async def close(self) -> None:
+        await self._leavings.close()
         await self.shells.stop()
 
     def describe(self) -> dict[str, object]:
@@ -194,9 +198,16 @@ class WineBackend:
         await self._discard(folder)
 
     async def _discard(self, folder: Path) -> None:
-        """A container or a sandbox, however much of it there is."""
+        """A container or a sandbox: nothing of it runs any more, and its C: is no place."""
+        await self.shells.kill(folder / "shell")
+        await asyncio.to_thread(mounts.unmount, folder / "c")
+        await self._leavings.take(folder)
+
+    async def _clear(self, folder: Path) -> None:
+        """However much of it there is."""
         await self.shells.end(folder / "shell")
-        await asyncio.to_thread(_clear, folder)
+        await asyncio.to_thread(mounts.unmount, folder / "c")
+        await asyncio.to_thread(rmtree, folder)
 
     async def update(self, container: str, limits: Enforced) -> None:
         room = Room(self._folder(container) / "shell")
@@ -250,11 +261,6 @@ def _write_down(folder: Path, asked: ContainerParts, pipes: Sequence[Pipe]) -> N
     (folder / "log_path").write_text(asked.log_path)
     write_pipes(folder, pipes)
     (folder / "stdio").write_text(" ".join(name for name, is_so in wanted.items() if is_so))
-
-
-def _clear(folder: Path) -> None:
-    mounts.unmount(folder / "c")
-    disks.remove_folder(folder)
 
 
 def _program(plan: Plan) -> Program:

@@ -174,7 +174,8 @@ class Sandboxes:
     async def _remove(self, sandbox: Sandbox) -> None:
         async with self._turns.of(sandbox.id):
             if sandbox.id in self._state.sandboxes:
-                await self._stop(sandbox)
+                if sandbox.phase is Phase.RUNNING:
+                    await self._stop(sandbox)
                 self._state.note(sandbox, phase=Phase.REMOVING)
                 await self._finish_removal(sandbox)
 
