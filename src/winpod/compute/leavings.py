@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from shutil import disk_usage
@@ -34,12 +33,15 @@ class Leavings:
 
     async def take(self, folder: Path) -> None:
         """Nothing is fine too. On a disk that is almost full, somebody waits for the room."""
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, self._place / folder.name)
+        self._move(folder)
         if self._clearing is None or self._clearing.done():
             self._clearing = asyncio.create_task(self._clear_all())
         if disk_usage(self._place).free < _LITTLE:
             await self.close()
+
+    def _move(self, folder: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(self._place / folder.name)
 
     async def close(self) -> None:
         if self._clearing:
