@@ -16,11 +16,11 @@ from tests.node.small_node import SmallNode
 
 from winpod.cri.rpc import Client
 from winpod.images.base import Base
-from winpod.node.eviction import Thresholds
 from winpod.node.seen import ContainerSeen
+from winpod.node.thresholds import Bound, Thresholds
 
 UID = "uid-web"
-ROOMY = Thresholds(memory_bytes=0, node_disk=0, image_disk=0)
+ROOMY = Thresholds(Bound(), Bound(), Bound())
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def machine(tmp_path: Path, base: Base) -> AsyncIterator[RuntimeProcess]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> SmallNode:
-    return SmallNode(Node(tmp_path), facts_in(tmp_path / "node"), patience=40)
+    return SmallNode(Node(tmp_path), facts_in(tmp_path / "node", thresholds=ROOMY), patience=40)
 
 
 def pod_of(machine: RuntimeProcess, *containers: dict[str, Any], **spec: Any) -> v1.Pod:
@@ -76,7 +76,7 @@ async def test_init_containers_volumes_environment_and_last_words(
         volumes=[{"name": "shared", "emptyDir": {}}],
         restartPolicy="Never",
     )
-    async with node.engine(machine.client, thresholds=ROOMY) as engine:
+    async with node.engine(machine.client) as engine:
         engine.set(pod)
         await node.until(lambda: node.said.last(UID).phase == "Failed")
         (app_status,) = node.said.last(UID).containerStatuses
@@ -105,7 +105,7 @@ async def test_a_probe_in_the_container_decides_and_a_kill_of_the_runtime_change
     volume = {"name": "data", "hostPath": {"path": str(machine.data)}}
     pod = pod_of(machine, app, volumes=[volume], terminationGracePeriodSeconds=5)
     client = Client(f"unix:{machine.socket}")
-    async with node.engine(client, thresholds=ROOMY) as engine:
+    async with node.engine(client) as engine:
         engine.set(pod)
         await node.until(lambda: node.said.last(UID).phase == "Running")
         await node.until(lambda: "Unhealthy" in node.said.reasons(UID))

@@ -18,8 +18,8 @@ from tests.node.small_node import SmallNode, pod_of, pulled, small_node
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.engine import Engine
-from winpod.node.eviction import Thresholds
 from winpod.node.pods import with_fields
+from winpod.node.thresholds import Bound, Thresholds
 
 UID = "uid-web"
 NOTHING: Any = v1.ContainerStatus(
@@ -427,9 +427,9 @@ async def test_a_node_that_runs_short_evicts_pods_until_it_no_longer_does(
 ) -> None:
     monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
     mib = 1024**2
-    node.facts = replace(node.facts, memory_bytes=1000 * mib)
-    thresholds = Thresholds(memory_bytes=950 * mib, node_disk=0, image_disk=0)
-    async with node.engine(client, thresholds=thresholds) as engine:
+    thresholds = Thresholds(Bound(950 * mib), Bound(), Bound())
+    node.facts = replace(node.facts, memory_bytes=1000 * mib, thresholds=thresholds)
+    async with node.engine(client) as engine:
         engine.set(
             pod_of(image, "one", with_each=[{"resources": {"requests": {"memory": "40Mi"}}}])
         )
@@ -452,8 +452,8 @@ async def test_an_empty_directory_that_is_too_full_ends_its_pod(
 ) -> None:
     monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
     scratch = [{"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}}]
-    thresholds = Thresholds(memory_bytes=0, node_disk=0, image_disk=0)
-    async with node.engine(client, thresholds=thresholds) as engine:
+    node.facts = replace(node.facts, thresholds=Thresholds(Bound(), Bound(), Bound()))
+    async with node.engine(client) as engine:
         engine.set(pod_of(image, volumes=scratch))
         await node.until(lambda: is_ready(node.said.last(UID)))
         file = node.facts.root / "pods" / UID / "volumes/scratch/large"

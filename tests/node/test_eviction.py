@@ -11,7 +11,6 @@ from winpod.node.eviction import (
     Room,
     Shortage,
     Signals,
-    Thresholds,
     broken_limit,
     eviction_message,
     next_to_go,
@@ -19,8 +18,11 @@ from winpod.node.eviction import (
 )
 from winpod.node.image_garbage import ImageUse, to_remove, too_much
 from winpod.node.pods import with_fields
+from winpod.node.thresholds import Bound, Thresholds, parse_duration, parse_thresholds
+from winpod.windows.errors import InvalidInput
 
 GIB, MIB = 1 << 30, 1 << 20
+YOUNG = timedelta(minutes=2)
 
 
 def named(name: str, *, request: str = "", priority: int = 0) -> v1.Pod:
@@ -96,6 +98,19 @@ def test_a_pod_that_breaks_its_own_limit_is_named() -> None:
     assert "exceeds the total limit of containers 2Mi" in broken_limit(pod, used)
 
 
+def test_thresholds_are_read_as_a_kubelet_reads_them() -> None:
+    told = parse_thresholds("memory.available<1Gi,imagefs.available<12.5%", Thresholds())
+    assert (told.memory, told.image_disk.of(1000)) == (Bound(GIB), 125)
+    assert told.node_disk == Thresholds().node_disk
+    assert parse_duration("1h2m3s") == timedelta(hours=1, minutes=2, seconds=3)
+    for wrong in ("memory<1Gi", "memory.available<-1", "nodefs.available<101%", "a"):
+        with pytest.raises(InvalidInput):
+            parse_thresholds(wrong, Thresholds())
+    for wrong in ("", "5", "five", "1s2m"):
+        with pytest.raises(InvalidInput):
+            parse_duration(wrong)
+
+
 def test_images_go_when_the_disk_is_full_the_longest_unused_first() -> None:
     assert too_much(Room(16, 100)) == 0
     assert too_much(Room(10, 100)) == 10
@@ -105,6 +120,6 @@ def test_images_go_when_the_disk_is_full_the_longest_unused_first() -> None:
         return ImageUse(name, 6, NOW - timedelta(minutes=minutes), found)
 
     images = [image("new", 0, 1), image("used", 5), image("old", 50), image("older", 55)]
-    assert to_remove(images, 10, NOW) == ["older", "old"]
-    assert to_remove(images, 100, NOW) == ["older", "old", "used"]
-    assert to_remove(images, 0, NOW) == []
+    assert to_remove(images, 10, NOW, YOUNG) == ["older", "old"]
+    assert to_remove(images, 100, NOW, YOUNG) == ["older", "old", "used"]
+    assert to_remove(images, 0, NOW, YOUNG) == []

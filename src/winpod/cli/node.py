@@ -26,6 +26,7 @@ from winpod.node.settings import (
     parse_taint,
     read_nodes,
 )
+from winpod.node.thresholds import Thresholds, parse_duration, parse_thresholds
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
 
@@ -105,6 +106,31 @@ def command(
     kube_reserved: Annotated[
         str, typer.Option("--kube-reserved", metavar="AMOUNTS", help="The same, for the agent.")
     ] = "",
+    eviction_hard: Annotated[
+        str,
+        typer.Option(
+            "--eviction-hard",
+            metavar="SIGNAL<AMOUNT,...",
+            help="Room below which pods are evicted, else memory.available<500Mi,"
+            "nodefs.available<10%,imagefs.available<15%.",
+        ),
+    ] = "",
+    pressure_transition: Annotated[
+        str,
+        typer.Option(
+            "--eviction-pressure-transition-period",
+            metavar="DURATION",
+            help="How long a pressure is told after it is over.",
+        ),
+    ] = "5m",
+    image_age: Annotated[
+        str,
+        typer.Option(
+            "--minimum-image-ttl-duration",
+            metavar="DURATION",
+            help="How old an image is before it can be removed for its room.",
+        ),
+    ] = "2m",
     pod_cidr: Annotated[
         str, typer.Option("--pod-cidr", metavar="CIDR", help="Where the cluster allocates none.")
     ] = "",
@@ -168,6 +194,11 @@ def command(
         reserved=Reserved(
             parse_share(system_reserved) if system_reserved else Share(),
             parse_share(kube_reserved) if kube_reserved else Share(),
+        ),
+        thresholds=replace(
+            parse_thresholds(eviction_hard, Thresholds()),
+            hold=parse_duration(pressure_transition),
+            image_age=parse_duration(image_age),
         ),
         pod_cidr=pod_cidr,
         cluster_cidr=parse_subnet(cluster_cidr) if cluster_cidr else None,

@@ -20,7 +20,6 @@ from winpod.cri.rpc import Client
 from winpod.node.admission import Taken
 from winpod.node.backoff import Pace
 from winpod.node.checks import Checks
-from winpod.node.eviction import Thresholds
 from winpod.node.facts import NodeFacts
 from winpod.node.health import Result
 from winpod.node.image_garbage import ImageGarbage
@@ -69,7 +68,6 @@ class Engine:
         volumes: Volumes,
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
-        thresholds: Thresholds | None = None,
         timings: Timings | None = None,
     ) -> None:
         self.timings = timings or Timings()
@@ -90,7 +88,7 @@ class Engine:
             pace=pace or Pace(),
         )
         self._images = ImageGarbage(self._means)
-        self._relief = Relief(self._means, thresholds or Thresholds(), self._images, self._could_go)
+        self._relief = Relief(self._means, self._images, self._could_go)
         taking = Taking(self._means, self._taken, self._relief.pressures, self._active)
         self._neighbours = Neighbours(self._taken, taking.refusal)
         self._workers: dict[str, Worker] = {}

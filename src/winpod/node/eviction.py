@@ -13,22 +13,14 @@ from decimal import Decimal
 from lightkube.models import core_v1 as v1
 
 from winpod.node.admission import taken_by
-from winpod.node.facts import MIB
 from winpod.node.pods import init_containers, is_critical, priority_of, regular_containers
 from winpod.node.requests import metadata_of, spec_of
+from winpod.node.thresholds import Thresholds
 from winpod.windows.quantities import format_quantity, parse_quantity
 
 MEMORY, STORAGE = "memory", "ephemeral-storage"
+EVICTED = "Evicted"
 CONDITIONS = {MEMORY: "MemoryPressure", STORAGE: "DiskPressure"}
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Below which pods are evicted: bytes of memory, shares of the disks."""
-
-    memory_bytes: int = 500 * MIB
-    node_disk: float = 0.10
-    image_disk: float = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +66,13 @@ class PodUse:
 def shortages(signals: Signals, thresholds: Thresholds) -> list[Shortage]:
     """Each resource once, the memory first."""
     asked = [
-        (MEMORY, signals.memory, thresholds.memory_bytes),
-        (STORAGE, signals.node_disk, int(signals.node_disk.size * thresholds.node_disk)),
-        (STORAGE, signals.image_disk, int(signals.image_disk.size * thresholds.image_disk)),
+        (MEMORY, signals.memory, thresholds.memory),
+        (STORAGE, signals.node_disk, thresholds.node_disk),
+        (STORAGE, signals.image_disk, thresholds.image_disk),
     ]
     found: dict[str, Shortage] = {}
-    for resource, room, threshold in asked:
+    for resource, room, bound in asked:
+        threshold = bound.of(room.size)
         if room.size and room.available < threshold:
             found.setdefault(resource, Shortage(resource, threshold, room.available))
     return list(found.values())

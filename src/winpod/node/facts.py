@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
+from winpod.node.thresholds import Thresholds
 from winpod.windows.builds import Build
 from winpod.windows.objects import ARCH_LABEL, BUILD_LABEL, HOSTNAME_LABEL, OS_LABEL, Taint
 
@@ -61,6 +62,7 @@ class NodeFacts:
     disk_bytes: int = 0
     max_pods: int = 110
     reserved: Reserved = Reserved()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     handlers: frozenset[str] = frozenset()

@@ -13,7 +13,6 @@ from winpod.node.means import Means
 from winpod.node.measuring import room_at
 
 HIGH, LOW = 0.85, 0.80
-_YOUNG = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,15 @@ def too_much(disk: Room) -> int:
     return int(used - disk.size * LOW) if disk.size and used > disk.size * HIGH else 0
 
 
-def to_remove(images: Iterable[ImageUse], wanted: int, now: datetime) -> list[str]:
+def to_remove(
+    images: Iterable[ImageUse], wanted: int, now: datetime, young: timedelta
+) -> list[str]:
     """Enough of them, if there are enough that are not new."""
     chosen: list[str] = []
     for image in sorted(images, key=lambda one: (one.used_at, one.found_at)):
         if wanted <= 0:
             break
-        if now - image.found_at >= _YOUNG:
+        if now - image.found_at >= young:
             chosen.append(image.id)
             wanted -= image.size
     return chosen
@@ -57,7 +58,8 @@ class ImageGarbage:
             wanted = sum(image.size for image in unused)
         else:
             wanted = too_much(await self._disk())
-        going = to_remove(unused, wanted, self.means.clock())
+        young = self.means.facts.thresholds.image_age
+        going = to_remove(unused, wanted, self.means.clock(), young)
         for id_ in going:
             request = api.RemoveImageRequest(image=api.ImageSpec(image=id_))
             await self.means.call("RemoveImage", request)

@@ -1,23 +1,25 @@
 """What the node does when it runs short: it frees what nobody uses, and then it evicts a pod.
 
-One pod at a time, because its end may be enough. A pressure that is over is told for five minutes
+One pod at a time, because its end may be enough. A pressure that is over is told for some time
 more, so that the node does not flap.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from lightkube.models import core_v1 as v1
 
 from winpod.node.eviction import (
     CONDITIONS,
+    EVICTED,
     STORAGE,
     PodUse,
     Shortage,
-    Thresholds,
     broken_limit,
     eviction_message,
     has_disk_limits,
@@ -31,8 +33,8 @@ from winpod.node.phase import Told
 from winpod.node.pods import uid_of
 from winpod.node.status import Why
 
-_HOLD = timedelta(minutes=5)
 _GRACE = 1.0
+_LONGEST_END = 30.0
 _TARGET = Told(
     "DisruptionTarget",
     True,
@@ -42,6 +44,8 @@ _TARGET = Told(
 
 
 class Evicted(Protocol):
+    ended: asyncio.Event
+
     def fail(self, why: Why, grace: float, condition: Told | None = None) -> None: ...
 
 
@@ -51,20 +55,18 @@ class Relief:
     def __init__(
         self,
         means: Means,
-        thresholds: Thresholds,
         images: ImageGarbage,
         pods: Callable[[], Mapping[str, tuple[v1.Pod, Evicted]]],
     ) -> None:
         self._means = means
-        self._thresholds = thresholds
         self._images = images
         self._pods = pods
         self._pressed_at: dict[str, datetime] = {}
 
     def pressures(self) -> frozenset[str]:
         """The node's conditions that hold."""
-        now = self._means.clock()
-        return frozenset(c for c, since in self._pressed_at.items() if now - since < _HOLD)
+        now, hold = self._means.clock(), self._means.facts.thresholds.hold
+        return frozenset(c for c, since in self._pressed_at.items() if now - since < hold)
 
     async def look(self) -> None:
         containers = await measure_containers(self._means)
@@ -76,17 +78,17 @@ class Relief:
             if message := broken_limit(pod, use[uid_of(pod)]):
                 await self._evict(pod, message, None)
         short = await self._shortages(use)
+        for one in short:
+            self._pressed_at[CONDITIONS[one.resource]] = self._means.clock()
         if any(one.resource == STORAGE for one in short):
             await self._images.collect(under_pressure=True)
             short = await self._shortages(use)
-        for one in short:
-            self._pressed_at[CONDITIONS[one.resource]] = self._means.clock()
         if short:
             await self._make_room(short[0], use)
 
     async def _shortages(self, use: dict[str, PodUse]) -> list[Shortage]:
         used = sum(one.of("memory") for one in use.values())
-        return shortages(await measure_node(used, self._means), self._thresholds)
+        return shortages(await measure_node(used, self._means), self._means.facts.thresholds)
 
     async def _make_room(self, shortage: Shortage, use: dict[str, PodUse]) -> None:
         pods = [pod for pod, _ in self._pods().values()]
@@ -100,6 +102,10 @@ class Relief:
 
     async def _evict(self, pod: v1.Pod, message: str, condition: Told | None) -> None:
         known = self._pods().get(uid_of(pod))
-        if known:
-            await self._means.tell(pod, "Warning", "Evicted", message)
-            known[1].fail(Why("Evicted", message), _GRACE, condition)
+        if known is None:
+            return
+        await self._means.tell(pod, "Warning", EVICTED, message)
+        known[1].fail(Why(EVICTED, message), _GRACE, condition)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_END):
+                await known[1].ended.wait()

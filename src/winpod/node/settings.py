@@ -19,6 +19,7 @@ import yaml
 from winpod.network.settings import Subnet
 from winpod.node.facts import NodeFacts, Reserved, Share
 from winpod.node.node_status import WINDOWS_TAINT
+from winpod.node.thresholds import Thresholds
 from winpod.windows.builds import DEFAULT_HOST, Build, parse_build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Taint
@@ -66,6 +67,7 @@ class NodeSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = (WINDOWS_TAINT,)
     reserved: Reserved = field(default_factory=Reserved)
+    thresholds: Thresholds = field(default_factory=Thresholds)
     pod_cidr: str = ""
     cluster_cidr: Subnet | None = None
     cluster_dns: tuple[str, ...] = ()
@@ -90,7 +92,8 @@ class NodeSettings:
             memory_bytes=size.memory_bytes,
             disk_bytes=size.disk_bytes,
             max_pods=self.max_pods,
-            reserved=self.reserved,
+            reserved=replace(self.reserved, eviction=self._kept_free(size)),
+            thresholds=self.thresholds,
             labels=self.labels,
             taints=self.taints,
             handlers=frozenset(handlers),
@@ -101,6 +104,10 @@ class NodeSettings:
             log_root=log_root,
             is_simulated=self.is_simulated,
         )
+
+    def _kept_free(self, size: Size) -> Share:
+        memory, disk = self.thresholds.memory, self.thresholds.node_disk
+        return Share(Decimal(0), memory.of(size.memory_bytes), disk.of(size.disk_bytes))
 
 
 SIMULATED_SIZE = Size(cpus=32, memory_bytes=128 << 30, disk_bytes=1 << 40)

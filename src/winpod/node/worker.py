@@ -29,6 +29,7 @@ from winpod.node.ending import (
     remove_sandboxes,
     stop_sandboxes,
 )
+from winpod.node.eviction import EVICTED
 from winpod.node.health import Result
 from winpod.node.means import Means
 from winpod.node.phase import Told
@@ -377,9 +378,17 @@ class Worker:
             await self._report_end()
             if self._is_known():
                 await self._unmount()
-                await tidy(self._seen(), self._means)
+                await self._keep_little()
         if not self._is_known():
             await self._vanish()
+
+    async def _keep_little(self) -> None:
+        """Of a pod that was evicted, nothing: its room was needed."""
+        if self._failure and self._failure.reason == EVICTED:
+            await remove_sandboxes(self._seen(), self._means)
+            await remove_logs(self.pod, self._means)
+        else:
+            await tidy(self._seen(), self._means)
 
     def _is_known(self) -> bool:
         return not (self._is_removed or is_deleted(self.pod))
