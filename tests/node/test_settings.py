@@ -7,12 +7,14 @@ import pytest
 
 from winpod.node.facts import Share
 from winpod.node.settings import (
-    SIMULATED_SIZE,
+    SIMULATED_MACHINE,
     NodeSettings,
     parse_label,
     parse_share,
     parse_taint,
+    parts_of,
     read_nodes,
+    this_machine,
 )
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
@@ -55,11 +57,35 @@ def test_a_file_names_nodes_and_how_many_are_alike(tmp_path: Path) -> None:
     assert first.taints == (Taint("dedicated", "", "NoExecute"),)
     assert [node.name for node in many] == ["many-0", "many-1", "many-2"]
     assert {node.build for node in many} == {COMMON.build}
-    facts = many[0].facts(tmp_path, tmp_path / "logs", ["process"], "10.0.0.1", "10.1.0.0/24")
-    assert (facts.cpus, facts.memory_bytes, facts.max_pods) == (4, 16 << 30, 20)
-    assert facts.disk_bytes == SIMULATED_SIZE.disk_bytes
+    part = parts_of([first, *many], tmp_path)["many-0"]
+    logs = tmp_path / "logs"
+    facts = many[0].facts(tmp_path, logs, ["process"], part, "10.0.0.1", "10.1.0.0/24")
+    capacity = facts.capacity()
+    assert (capacity["cpu"], capacity["memory"]) == (Decimal(4), Decimal(16 << 30))
+    assert facts.max_pods == 20
+    assert facts.disk_bytes == SIMULATED_MACHINE.disk_bytes
     assert (facts.internal_ip, facts.pod_cidr) == ("10.0.0.1", "10.1.0.0/24")
     assert facts.is_simulated
+
+
+def test_real_nodes_of_a_file_split_the_machine_and_simulated_ones_take_none_of_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text(
+        "nodes: [{name: a}, {name: b, memory: 1Gi}, {name: scale, count: 5, simulated: true}]"
+    )
+    nodes = read_nodes(file, COMMON)
+    parts = parts_of(nodes, tmp_path)
+    machine = this_machine(tmp_path)
+    assert parts["a"].share.cpus + parts["b"].share.cpus == machine.cpus
+    assert parts["b"].share.memory_bytes == 1 << 30
+    left = machine.memory_bytes - (1 << 30) - parts["a"].share.memory_bytes
+    assert 0 <= left < 1024
+    assert parts["scale-4"].share == SIMULATED_MACHINE
+    facts = nodes[0].facts(tmp_path, tmp_path / "logs", [], parts["a"])
+    assert facts.cpus == machine.cpus
+    assert facts.capacity()["cpu"] == machine.cpus / 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What a node is and has: the facts that pods are admitted by and that its Node object tells.
 
-What pods may use is the machine less what is set aside for the system, for the agent, and for the
-room below which pods are evicted.
+What pods may use is the node's part of the machine less what is set aside for the system, for the
+agent, and for the room below which pods are evicted.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Reserved:
 class NodeFacts:
     """`root` is the directory of the node's own files; `handlers` are those that can start.
 
+    `cpus` are the machine's, which limits of containers are counted by; `own_cpus` of them are the
+    node's, all where it does not say. `nodes_here` is how many nodes share the machine and its
+    agent. Memory and disk are the node's.
+
     The containers of a simulated node cannot be connected to, and use nothing of this machine.
     """
 
@@ -58,6 +62,7 @@ class NodeFacts:
     build: Build
     root: Path
     cpus: int = 1
+    own_cpus: Decimal | None = None
     memory_bytes: int = 0
     disk_bytes: int = 0
     max_pods: int = 110
@@ -72,6 +77,7 @@ class NodeFacts:
     pod_cidr: str = ""
     log_root: Path = Path("/var/log/pods")
     is_simulated: bool = False
+    nodes_here: int = 1
 
     @property
     def all_labels(self) -> dict[str, str]:
@@ -86,7 +92,7 @@ class NodeFacts:
 
     def capacity(self) -> dict[str, Decimal]:
         return {
-            "cpu": Decimal(self.cpus),
+            "cpu": Decimal(self.cpus) if self.own_cpus is None else self.own_cpus,
             "memory": Decimal(self.memory_bytes),
             "ephemeral-storage": Decimal(self.disk_bytes),
             "pods": Decimal(self.max_pods),

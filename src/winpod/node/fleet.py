@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 
 from lightkube.models import core_v1 as v1
@@ -18,7 +18,9 @@ from winpod.node.joining import Joined, address_towards, run_node
 from winpod.node.node_status import Machine
 from winpod.node.requests import spec_of
 from winpod.node.runtimes import handlers_of
+from winpod.node.settings import parts_of
 from winpod.node.simulated import SimulatedObjects, SimulatedVolumes
+from winpod.node.splitting import Part
 from winpod.node.timings import Timings
 
 _BOUND = {"fieldSelector": "spec.nodeName!="}
@@ -27,14 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 async def run_nodes(nodes: Sequence[Joined]) -> None:
-    """Until it is cancelled; real nodes have a process's worth of parts each."""
+    """Until it is cancelled; real nodes split the machine."""
+    parts = parts_of([node.settings for node in nodes], nodes[0].config.root)
     simulated = [node for node in nodes if node.settings.is_simulated]
     async with asyncio.TaskGroup() as group:
         for node in nodes:
             if not node.settings.is_simulated:
-                group.create_task(run_node(node))
+                group.create_task(run_node(node, parts[node.settings.name]))
         if simulated:
-            group.create_task(run_simulated(simulated))
+            group.create_task(run_simulated(simulated, parts))
 
 
 class PodsByNode:
@@ -64,7 +67,7 @@ def _node_of(pod: v1.Pod) -> str:
     return spec_of(pod).nodeName or ""
 
 
-async def run_simulated(nodes: Sequence[Joined]) -> None:
+async def run_simulated(nodes: Sequence[Joined], parts: Mapping[str, Part]) -> None:
     """With the kubeconfig that they share, which must be allowed to act for all of them."""
     access = await nodes[0].cluster.access(nodes[0].identity)
     server = ApiServer(access)
@@ -77,7 +80,8 @@ async def run_simulated(nodes: Sequence[Joined]) -> None:
     for node, subnet in zip(nodes, subnets, strict=False):
         client = MemoryRuntime(node.config.handlers)
         handlers = await handlers_of(client)
-        facts = node.settings.facts(node.root, node.log_root, handlers, address, str(subnet))
+        settings, part = node.settings, parts[node.settings.name]
+        facts = settings.facts(node.root, node.log_root, handlers, part, address, str(subnet))
         agents[facts.name] = Agent(
             server,
             client,

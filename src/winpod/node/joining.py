@@ -37,6 +37,7 @@ from winpod.node.server_auth import ApiGate
 from winpod.node.server_listening import ServingFiles
 from winpod.node.server_parts import Parts
 from winpod.node.settings import NodeSettings
+from winpod.node.splitting import Part
 from winpod.node.volumes import Volumes
 from winpod.windows.errors import InvalidInput, Unavailable
 
@@ -111,7 +112,7 @@ class Joined:
         return Identity(self.settings.name, self.cluster.kubeconfig, self.root / "pki")
 
 
-async def run_node(node: Joined) -> None:
+async def run_node(node: Joined, part: Part) -> None:
     """Until it is cancelled. Pods go on then."""
     node.root.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -119,7 +120,7 @@ async def run_node(node: Joined) -> None:
         access = await node.cluster.access(node.identity)
         server = ApiServer(access)
         stack.push_async_callback(server.close)
-        facts = await _facts(node, client, access)
+        facts = await _facts(node, client, access, part)
         cluster = ClusterWide(server)
         objects = ApiObjects(server, facts.name, cluster)
         volumes = Volumes(objects, facts)
@@ -163,14 +164,14 @@ async def _runtime(node: Joined) -> AsyncIterator[Client]:
             yield client
 
 
-async def _facts(node: Joined, client: Client, access: Access) -> NodeFacts:
+async def _facts(node: Joined, client: Client, access: Access, part: Part) -> NodeFacts:
     settings = node.settings
     handlers = await handlers_of(client)
     if node.with_document_labels:
         labels = {**document_labels(settings.build, handlers), **settings.labels}
         settings = replace(settings, labels=labels)
     address = settings.internal_ip or address_towards(access.url)
-    return settings.facts(node.root, node.log_root, handlers, address)
+    return settings.facts(node.root, node.log_root, handlers, part, address)
 
 
 def address_towards(url: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from ipaddress import ip_network
@@ -19,6 +19,7 @@ import yaml
 from winpod.network.settings import Subnet
 from winpod.node.facts import NodeFacts, Reserved, Share
 from winpod.node.node_status import WINDOWS_TAINT
+from winpod.node.splitting import Part, Stated, split
 from winpod.node.thresholds import Thresholds
 from winpod.windows.builds import DEFAULT_HOST, Build, parse_build
 from winpod.windows.errors import InvalidInput
@@ -43,18 +44,9 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A part of a machine, or of one that is only said to be there."""
-
-    cpus: int
-    memory_bytes: int
-    disk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """`runtime` is the socket of a CRI runtime; without one the node has its own. `kubeconfig` is
-    for one of many nodes that has an identity of its own.
+    for one of many nodes that has an identity of its own. `stated` is what it is said to have.
     """
 
     name: str
@@ -62,7 +54,7 @@ class NodeSettings:
     runtime: str = ""
     kubeconfig: Path | None = None
     is_simulated: bool = False
-    size: Size | None = None
+    stated: Stated = field(default_factory=Stated)
     max_pods: int = 110
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = (WINDOWS_TAINT,)
@@ -79,20 +71,21 @@ class NodeSettings:
         root: Path,
         log_root: Path,
         handlers: Iterable[str],
+        part: Part,
         address: str = "",
         pod_cidr: str = "",
     ) -> NodeFacts:
         """`address` and `pod_cidr` are for a node that states none."""
-        size = self.size or (SIMULATED_SIZE if self.is_simulated else machine_size(root))
         return NodeFacts(
             name=self.name,
             build=self.build,
             root=root,
-            cpus=size.cpus,
-            memory_bytes=size.memory_bytes,
-            disk_bytes=size.disk_bytes,
+            cpus=part.machine_cpus,
+            own_cpus=part.share.cpus,
+            memory_bytes=part.share.memory_bytes,
+            disk_bytes=part.share.disk_bytes,
             max_pods=self.max_pods,
-            reserved=replace(self.reserved, eviction=self._kept_free(size)),
+            reserved=replace(self.reserved, eviction=self._kept_free(part.share)),
             thresholds=self.thresholds,
             labels=self.labels,
             taints=self.taints,
@@ -103,20 +96,31 @@ class NodeSettings:
             pod_cidr=self.pod_cidr or pod_cidr,
             log_root=log_root,
             is_simulated=self.is_simulated,
+            nodes_here=part.nodes,
         )
 
-    def _kept_free(self, size: Size) -> Share:
+    def _kept_free(self, part: Share) -> Share:
         memory, disk = self.thresholds.memory, self.thresholds.node_disk
-        return Share(Decimal(0), memory.of(size.memory_bytes), disk.of(size.disk_bytes))
+        return Share(Decimal(0), memory.of(part.memory_bytes), disk.of(part.disk_bytes))
 
 
-SIMULATED_SIZE = Size(cpus=32, memory_bytes=128 << 30, disk_bytes=1 << 40)
+SIMULATED_MACHINE = Share(Decimal(32), memory_bytes=128 << 30, disk_bytes=1 << 40)
 
 
-def machine_size(root: Path) -> Size:
+def this_machine(root: Path) -> Share:
+    """With the disk that a directory is on."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     root.mkdir(parents=True, exist_ok=True)
-    return Size(len(os.sched_getaffinity(0)), memory, shutil.disk_usage(root).total)
+    return Share(Decimal(len(os.sched_getaffinity(0))), memory, shutil.disk_usage(root).total)
+
+
+def parts_of(nodes: Sequence[NodeSettings], root: Path) -> dict[str, Part]:
+    """What each node has: real ones split this machine, simulated ones have one each."""
+    real = {node.name: node.stated for node in nodes if not node.is_simulated}
+    simulated = (node for node in nodes if node.is_simulated)
+    alone = (split(SIMULATED_MACHINE, {node.name: node.stated}) for node in simulated)
+    parts = split(this_machine(root), real) if real else {}
+    return {name: part for found in (parts, *alone) for name, part in found.items()}
 
 
 def parse_taint(text: str) -> Taint:
@@ -186,15 +190,10 @@ def _nodes(at: At, common: NodeSettings) -> Iterator[NodeSettings]:
     at.allow(*_KEYS)
     name = at.get("name").required_text()
     is_simulated = at.get("simulated").flag() or common.is_simulated
-    size = common.size or (SIMULATED_SIZE if is_simulated else None)
-    if size or at.get("cpus") or at.get("memory"):
-        whole = size or machine_size(Path("/"))
-        memory = at.get("memory").amount() if at.get("memory") else whole.memory_bytes
-        size = replace(
-            whole,
-            cpus=int(at.get("cpus").number(whole.cpus, 1, 4096)),
-            memory_bytes=int(memory),
-        )
+    stated = Stated(
+        cpus=int(at.get("cpus").number(1, 1, 4096)) if at.get("cpus") else None,
+        memory_bytes=int(at.get("memory").amount()) if at.get("memory") else None,
+    )
     told_file = at.get("kubeconfig").text()
     told = replace(
         common,
@@ -203,7 +202,7 @@ def _nodes(at: At, common: NodeSettings) -> Iterator[NodeSettings]:
         runtime=at.get("runtime").text(common.runtime),
         kubeconfig=Path(told_file).absolute() if told_file else None,
         is_simulated=is_simulated,
-        size=size,
+        stated=stated,
         max_pods=int(at.get("max_pods").number(common.max_pods, 1, 100_000)),
         labels={**common.labels, **dict(at.get("labels").pairs())},
         taints=tuple(map(parse_taint, at.get("taints").texts()))

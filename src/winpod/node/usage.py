@@ -1,7 +1,8 @@
 """What a node uses: the machine's own counts where it is the whole machine, else what its pods use.
 
 Nodes that share a machine, or that are simulated, cannot tell their part of the machine's counts;
-the CPU time of their pods is added up, so that it never falls when a pod goes.
+the CPU time of their pods is added up, so that it never falls when a pod goes, and an equal part of
+what the agent uses itself is added.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from winpod.node.facts import NodeFacts
 
 _SECOND = 1_000_000_000
+_KIB = 1024
 _PROC = Path("/proc")
 
 
@@ -48,18 +50,21 @@ class NodeUsage:
 
     @property
     def _is_machine(self) -> bool:
-        return not self.facts.is_simulated and self.facts.memory_bytes >= machine_memory()
+        facts = self.facts
+        has_all = facts.nodes_here == 1 and facts.memory_bytes // _KIB >= machine_memory() // _KIB
+        return has_all and not facts.is_simulated
 
     def _add_up(self, pods: Mapping[str, Used]) -> Used:
         for id_, used in pods.items():
             self._added_up += max(0, used.cpu_nanoseconds - self._pods_cpu.get(id_, 0))
         self._pods_cpu = {id_: used.cpu_nanoseconds for id_, used in pods.items()}
+        agent = agent_used(self.facts.nodes_here)
         return Used(
-            time.time_ns(),
-            self._added_up,
+            agent.time,
+            self._added_up + agent.cpu_nanoseconds,
             0,
-            sum(used.working_set_bytes for used in pods.values()),
-            sum(used.commit_bytes for used in pods.values()),
+            sum((used.working_set_bytes for used in pods.values()), agent.working_set_bytes),
+            sum((used.commit_bytes for used in pods.values()), agent.commit_bytes),
         )
 
 
@@ -79,6 +84,14 @@ def machine_used() -> Used:
         0,
         memory["MemTotal"] - memory["MemAvailable"],
         memory["Committed_AS"],
+    )
+
+
+def agent_used(nodes: int) -> Used:
+    """What this process uses, for each of the nodes that it is the agent of."""
+    resident = int((_PROC / "self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return Used(
+        time.time_ns(), time.process_time_ns() // nodes, 0, resident // nodes, resident // nodes
     )
 
 

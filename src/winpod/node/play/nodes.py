@@ -19,7 +19,7 @@ from winpod.cri.serving import Serving
 from winpod.node.engine import Engine
 from winpod.node.facts import NodeFacts, Reserved, Share
 from winpod.node.play.objects import Document
-from winpod.node.settings import machine_size
+from winpod.node.settings import this_machine
 from winpod.node.sources import Objects, Reporter
 from winpod.node.volumes import Volumes
 from winpod.windows.builds import Build, parse_build
@@ -60,8 +60,8 @@ def facts_of(document: Document, root: Path, count: int, *, dns: str, simulated:
         )
     told = parse_build(node.kernel_version) if node.kernel_version else build
     place = nodes_directory(root) / node.name
-    machine = machine_size(root)
-    cpus, memory, disk = machine.cpus, machine.memory_bytes, machine.disk_bytes
+    machine = this_machine(root)
+    cpus, memory, disk = int(machine.cpus), machine.memory_bytes, machine.disk_bytes
     own = {OS_LABEL, ARCH_LABEL, BUILD_LABEL}
     return NodeFacts(
         name=node.name,
