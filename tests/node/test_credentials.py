@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -78,6 +79,40 @@ def test_a_kubeconfig_that_was_written_is_read_back(tmp_path: Path) -> None:
     assert access.url == "https://127.0.0.1:6443"
     assert access.authority == certificate
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_who_the_server_no_longer_knows_reads_its_certificate_again(tmp_path: Path) -> None:
+    chain, file = tmp_path / "client.pem", tmp_path / "kubeconfig"
+
+    def renew() -> None:
+        key = Key.new()
+        write_chain(chain, key.self_signed(of_node("win-1"), NOW), key)
+
+    renew()
+    write_kubeconfig(file, "https://127.0.0.1:6443", b"", chain)
+    access = read_kubeconfig(file)
+    first = access.trust
+    assert not access.read_again()
+    renew()
+    assert access.read_again()
+    assert access.trust is not first
+
+
+async def test_a_token_in_a_file_is_kept_for_a_while_and_read_again_when_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    file, token = tmp_path / "kubeconfig", tmp_path / "token"
+    write_kubeconfig(file, "https://127.0.0.1:6443", b"", tmp_path / "none.pem")
+    document = json.loads(file.read_text())
+    document["users"][0]["user"] = {"tokenFile": "token"}
+    file.write_text(json.dumps(document))
+    token.write_text("one")
+    access = read_kubeconfig(file)
+    assert await access.headers() == {"Authorization": "Bearer one"}
+    token.write_text("two")
+    assert await access.headers() == {"Authorization": "Bearer one"}
+    access.read_again()
+    assert await access.headers() == {"Authorization": "Bearer two"}
 
 
 def test_only_who_knows_a_token_can_have_signed() -> None:

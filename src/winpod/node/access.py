@@ -1,6 +1,7 @@
 """How an API server is reached, and as whom: what a kubeconfig says, in the form requests need.
 
-A token that is in a file, or that a program tells, is asked for again and again, since it expires.
+A token that is in a file, or that a program tells, is asked for again and again, since it expires;
+the whole kubeconfig is read again as soon as the server no longer knows who this is.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import json
 import os
 import ssl
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ _EXEC_SECONDS = 60
 
 @dataclass(slots=True)
 class Access:
-    """`trust` says whom to believe, and has the client's own certificate if there is one."""
+    """`trust` says whom to believe, and has the client's own certificate if there is one.
+
+    `source` is the kubeconfig that said all of it, and `chain` that certificate.
+    """
 
     url: str
     trust: ssl.SSLContext
@@ -37,32 +42,51 @@ class Access:
     token: str = ""
     token_file: Path | None = None
     plugin: Mapping[str, Any] | None = None
-    _fresh_until: datetime = field(default=datetime.min.replace(tzinfo=UTC), repr=False)
+    chain: bytes = b""
+    source: Path | None = None
+    _fresh_until: float = field(default=float("-inf"), repr=False)
 
     async def headers(self) -> dict[str, str]:
         await self._renew()
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     async def _renew(self) -> None:
-        now = datetime.now(UTC)
+        now = time.monotonic()
         if now < self._fresh_until:
             return
-        self._fresh_until = now + timedelta(seconds=_TOKEN_SECONDS)
+        self._fresh_until = now + _TOKEN_SECONDS
         if self.token_file:
             try:
                 self.token = self.token_file.read_text().strip()
             except OSError as error:
+                self._fresh_until = now
                 raise Unavailable(
                     f"the token of this node cannot be read: {self.token_file}: {error.strerror}."
                 ) from None
         elif self.plugin:
             self.token, expires = await _ask_plugin(self.plugin)
             if expires:
-                self._fresh_until = expires - timedelta(seconds=_TOKEN_SECONDS)
+                left = (expires - datetime.now(UTC)).total_seconds()
+                self._fresh_until = now + left - _TOKEN_SECONDS
+
+    def read_again(self) -> bool:
+        """After the server did not know us; whether connections have to be made anew for it."""
+        self._fresh_until = float("-inf")
+        if self.source is None:
+            return False
+        try:
+            new = read_kubeconfig(self.source)
+        except InvalidInput as error:
+            raise Unavailable(error.sentence) from None
+        is_another = new.chain != self.chain
+        self.token, self.token_file, self.plugin = new.token, new.token_file, new.plugin
+        self.trust, self.chain = new.trust, new.chain
+        return is_another
 
     def use_certificate(self, chain: Path) -> None:
         """From the next connection on; the file has the key too."""
         self.trust.load_cert_chain(chain)
+        self.chain = chain.read_bytes()
 
 
 def read_kubeconfig(file: Path) -> Access:
@@ -73,7 +97,7 @@ def read_kubeconfig(file: Path) -> Access:
         cluster = _named(document, "clusters", context.get("context", "cluster").required_text())
         name = context.get("context", "user").text()
         user = _named(document, "users", name).get("user") if name else At({})
-        return _access(cluster.get("cluster"), user, file.parent)
+        return _access(cluster.get("cluster"), user, file)
     except FileNotFoundError:
         raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
     except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
@@ -106,7 +130,8 @@ def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) 
     new.replace(file)
 
 
-def _access(cluster: At, user: At, folder: Path) -> Access:
+def _access(cluster: At, user: At, file: Path) -> Access:
+    folder = file.parent
     authority = _content(cluster, "certificate-authority", folder)
     trust = _trust(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
     chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
@@ -120,6 +145,8 @@ def _access(cluster: At, user: At, folder: Path) -> Access:
         user.get("token").text(),
         folder / token_file if token_file else None,
         user.get("exec").value if user.get("exec") else None,
+        chain,
+        file,
     )
 
 

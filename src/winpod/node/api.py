@@ -28,7 +28,8 @@ _REQUEST_SECONDS = 30
 _CONNECT_SECONDS = 10
 _SILENCE_SECONDS = 90
 """A watch that nothing comes on for longer is dead: bookmarks come every minute."""
-_LATER = frozenset((401, 408, 429, 500, 502, 503, 504))
+_UNKNOWN_CLIENT = 401
+_LATER = frozenset((_UNKNOWN_CLIENT, 408, 429, 500, 502, 503, 504))
 _CONNECTIONS = 64
 _STATUSES_AT_ONCE, _EVENTS_AT_ONCE = 16, 4
 
@@ -46,6 +47,11 @@ class Refused(WinpodError):
     @property
     def is_missing(self) -> bool:
         return self.status == 404
+
+    @property
+    def is_forbidden(self) -> bool:
+        """A server that has just started forbids what it will allow once it knows everything."""
+        return self.status == 403
 
     @property
     def is_conflict(self) -> bool:
@@ -183,6 +189,8 @@ class ApiServer:
                 headers=headers,
                 timeout=limits,
             ) as response:
+                if response.status == _UNKNOWN_CLIENT and self._access.read_again():
+                    self.reconnect()
                 if response.status >= 400:
                     raise _refusal(response.status, await response.read(), path)
                 yield response
@@ -200,7 +208,7 @@ class ApiServer:
             )
         return self._session
 
-    async def reconnect(self) -> None:
+    def reconnect(self) -> None:
         """Requests to come use the access as it is now; those under way end as they are."""
         old, self._session = self._session, None
         if old:

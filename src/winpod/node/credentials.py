@@ -84,7 +84,7 @@ async def keep_client(identity: Identity, access: Access, api: ApiServer) -> Non
     async def renew() -> None:
         await _renew_client(identity, api)
         access.use_certificate(identity.client)
-        await api.reconnect()
+        api.reconnect()
 
     await _keep(identity.client, renew)
 
