@@ -1,7 +1,8 @@
 """Objects of one kind, as they are and as they change: a list, then a watch, for good.
 
-A watch that breaks off is taken up where it was; only where the server no longer knows that place
-is everything listed again. A server that does not answer is asked again, less and less often.
+A watch that breaks off is taken up where it was; where the server no longer knows that place, or
+could not take it up for long, everything is listed again. A server that does not answer is asked
+again, less and less often.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +23,7 @@ T = TypeVar("T", bound=DictMixin)
 T_contra = TypeVar("T_contra", bound=DictMixin, contravariant=True)
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _WATCH_SECONDS = (300, 600)
+_SHORT_SECONDS = 1.0
 _GONE = 410
 _log = logging.getLogger(__name__)
 
@@ -60,7 +63,8 @@ class Following(Generic[T]):
                     await self._list()
                 await self._watch()
             except Refused as error:
-                if error.status == _GONE:
+                if error.status == _GONE and self._version:
+                    _log.info("%s is listed again: %s", self._path, error)
                     self._version = ""
                     continue
                 await self._pause(error)
@@ -81,9 +85,12 @@ class Following(Generic[T]):
             "resourceVersion": self._version,
             "timeoutSeconds": str(round(seconds)),
         }
+        began, has_changed = time.monotonic(), False
         async for change in self._api.watch(self._kind, self._path, params):
             self._take(change)
-            self._wait = _FIRST_WAIT
+            self._wait, has_changed = _FIRST_WAIT, True
+        if not has_changed and time.monotonic() < began + _SHORT_SECONDS:
+            raise Unavailable("the watch ended as soon as it had begun.")
 
     def _take(self, change: Change[T]) -> None:
         if change.object is not None and change.kind == "DELETED":
@@ -95,6 +102,8 @@ class Following(Generic[T]):
     async def _pause(self, error: WinpodError) -> None:
         _log.info("%s is not followed: %s", self._path, error)
         await asyncio.sleep(self._wait * random.uniform(0.5, 1))  # noqa: S311
+        if self._wait == _LONGEST_WAIT:
+            self._version = ""
         self._wait = min(self._wait * 2, _LONGEST_WAIT)
 
 
