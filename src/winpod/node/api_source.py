@@ -2,7 +2,8 @@
 
 Config maps and secrets are asked for and kept for a while, and asked for again when a pod comes
 that may need newer ones; a node may read only those that its pods name. What there is little of
-and every pod needs (services, runtime classes, the node itself) is followed.
+and every pod needs (services, runtime classes, the node itself) is followed. While the server does
+not answer, what it answered last stays, so that containers can be started again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _KEPT_SECONDS = 60.0
 _PATIENCE_SECONDS = 10.0
 _TOKEN_SHARE = 0.8
 _DAY = 24 * 3600.0
+_REMEMBERED = 1000
 
 
 def of_node(name: str) -> dict[str, str]:
@@ -55,21 +57,49 @@ class ClusterWide:
         return found.handler if found else None
 
 
-@dataclass(slots=True)
+Clocks = tuple[float, float]
+"""One that stands still while the machine sleeps, and one that people may put forward or back."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Token:
+    """As old as the clock says by which it is older."""
+
     text: str
-    good_until: float
+    asked_at: Clocks
+    life: float
+
+    def age(self, now: Clocks) -> float:
+        return max(at - asked for at, asked in zip(now, self.asked_at, strict=True))
+
+    def is_fresh(self, now: Clocks) -> bool:
+        return self.age(now) < min(self.life * _TOKEN_SHARE, _DAY)
+
+    def is_good(self, now: Clocks) -> bool:
+        return self.age(now) < self.life
+
+
+def _clocks() -> Clocks:
+    return time.monotonic(), time.time()
 
 
 class ApiObjects:
-    def __init__(self, api: ApiServer, name: str, cluster: ClusterWide) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        name: str,
+        cluster: ClusterWide,
+        clocks: Callable[[], Clocks] = _clocks,
+    ) -> None:
         self._api = api
+        self._clocks = clocks
         self._name = name
         self._cluster = cluster
         self._node = Known(
             api, v1.Node, "/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"}
         )
         self._kept: dict[str, tuple[float, Awaitable[DictMixin | None]]] = {}
+        self._last: dict[str, DictMixin] = {}
         self._tokens: dict[tuple[str, ...], _Token] = {}
 
     async def run(self) -> None:
@@ -112,15 +142,20 @@ class ApiObjects:
     async def token(
         self, namespace: str, service_account: str, audience: str, seconds: int, pod: v1.Pod
     ) -> str:
-        """Kept until most of its life is over, or a day."""
+        """Kept until most of its life is over, or a day; longer only if there is no other."""
         uid = metadata_of(pod).uid or ""
         key = (namespace, service_account, audience, str(seconds), uid)
         known = self._tokens.get(key)
-        if known is None or time.monotonic() >= known.good_until:
-            known = self._tokens[key] = await self._new_token(
-                namespace, service_account, audience, seconds, pod
-            )
-        return known.text
+        if known and known.is_fresh(self._clocks()):
+            return known.text
+        try:
+            new = await self._new_token(namespace, service_account, audience, seconds, pod)
+        except Unavailable:
+            if known and known.is_good(self._clocks()):
+                return known.text
+            raise
+        self._tokens[key] = new
+        return new.text
 
     async def _new_token(
         self, namespace: str, service_account: str, audience: str, seconds: int, pod: v1.Pod
@@ -136,12 +171,12 @@ class ApiObjects:
             )
         )
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
-        now = time.monotonic()
+        asked_at = self._clocks()
         answer = await self._unless_forbidden(lambda: self._api.create(path, asked))
         if answer.status is None or not answer.status.token:
             raise Unavailable(f"{path} was answered with no token.")
         life = (answer.spec and answer.spec.expirationSeconds) or seconds
-        return _Token(answer.status.token, now + min(life * _TOKEN_SHARE, _DAY))
+        return _Token(answer.status.token, asked_at, float(life))
 
     async def _kept_or(self, path: str, kind: type[T]) -> T | None:
         """Those who ask for the same at once wait for one answer; only what is there is kept."""
@@ -158,13 +193,28 @@ class ApiObjects:
         return found if isinstance(found, kind) else None
 
     async def _get(self, path: str, kind: type[T]) -> T | None:
-        return await self._unless_forbidden(lambda: self._api.get(kind, path))
+        return await self._unless_forbidden(lambda: self._asked(path, kind))
+
+    async def _asked(self, path: str, kind: type[T]) -> T | None:
+        try:
+            found = await self._api.get(kind, path)
+        except Unavailable:
+            last = self._last.get(path)
+            if not isinstance(last, kind):
+                raise
+            found = last
+        self._last.pop(path, None)
+        if found is not None:
+            self._last[path] = found
+        if len(self._last) > _REMEMBERED:
+            del self._last[next(iter(self._last))]
+        return found
 
     async def _unless_forbidden(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """The server learns a moment after us which objects a new pod of ours names."""
         try:
             return await ask()
         except Refused as error:
-            if error.status == 403:
+            if error.is_forbidden:
                 raise Unavailable(error.sentence) from None
             raise
