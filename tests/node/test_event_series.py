@@ -41,3 +41,9 @@ def test_one_object_has_a_burst_of_events_and_then_one_in_a_while() -> None:
     assert after
     assert after.count == BURST + 6
     assert series.take(BACK_OFF, NOW + REFILL) is None
+
+
+def test_a_clock_that_was_put_back_holds_no_event_back() -> None:
+    series = EventSeries()
+    assert series.take(BACK_OFF, NOW)
+    assert series.take(BACK_OFF, NOW - timedelta(days=1))

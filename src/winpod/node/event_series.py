@@ -99,7 +99,8 @@ class EventSeries:
     def _is_allowed(self, subject: Subject, now: datetime) -> bool:
         subject = replace(subject, version="", field="")
         known = self._allowances.pop(subject, None) or _Allowance(BURST, now)
-        known.left = min(known.left + (now - known.since) / REFILL, BURST)
+        passed = max(now - known.since, timedelta())
+        known.left = min(known.left + passed / REFILL, BURST)
         known.since = now
         is_allowed = known.left >= 1
         known.left -= is_allowed

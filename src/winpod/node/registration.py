@@ -1,13 +1,15 @@
 """A node among the cluster's nodes: registered, its status told, its lease renewed.
 
 The lease says every ten seconds that the node lives; the status is told when it changes, and every
-five minutes anyway. What others wrote into the Node object stays as it is.
+five minutes anyway. What others wrote into the Node object stays as it is. A runtime that is away
+has half a minute to come back before the node says that it is not ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,6 +32,7 @@ LOOK_SECONDS = 10.0
 TELL_AFTER = timedelta(minutes=5)
 _RETRY_SECONDS, _LONGEST_WAIT = 1.0, 30.0
 _ANSWER_SECONDS = 10.0
+_RUNTIME_PATIENCE = 30.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _NODES = "/api/v1/nodes"
 _log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class Registration:
         self._told_status: v1.NodeStatus | None = None
         self._lease: coordination.Lease | None = None
         self._look_now = asyncio.Event()
+        self._found: tuple[float, Found] | None = None
 
     def listens_at(self, port: int) -> None:
         """Where the node's own API is, known before it is registered."""
@@ -171,23 +175,30 @@ class Registration:
         self._told(node)
 
     async def _find(self) -> Found:
-        """What the runtime says; that it says nothing is a finding too."""
+        """What the runtime says; that it says nothing for long is a finding too."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 version = await self._client.call("Version", api.VersionRequest())
                 status = await self._client.call("Status", api.StatusRequest())
                 images = await self._client.call("ListImages", api.ListImagesRequest())
         except (WinpodError, TimeoutError) as error:
-            before = self._node.status if self._node else None
-            info = before.nodeInfo if before else None
-            return Found(
-                info.containerRuntimeVersion if info else "",
-                (f"container runtime is down: {error}",),
-                tuple((before and before.runtimeHandlers) or ()),
-                tuple((before and before.images) or ()),
-                self._pressures(),
-            )
-        return found_of(version, status, images.images, self._pressures())
+            return self._without_runtime(error)
+        found = found_of(version, status, images.images, self._pressures())
+        self._found = (time.monotonic(), found)
+        return found
+
+    def _without_runtime(self, error: Exception) -> Found:
+        if self._found and time.monotonic() < self._found[0] + _RUNTIME_PATIENCE:
+            return replace(self._found[1], pressures=self._pressures())
+        before = self._node.status if self._node else None
+        info = before.nodeInfo if before else None
+        return Found(
+            info.containerRuntimeVersion if info else "",
+            (f"container runtime is down: {error}",),
+            tuple((before and before.runtimeHandlers) or ()),
+            tuple((before and before.images) or ()),
+            self._pressures(),
+        )
 
     async def _keep_lease(self) -> None:
         while True:
@@ -209,20 +220,24 @@ class Registration:
                     namespace="kube-node-lease",
                     ownerReferences=self._owners(),
                 ),
-                spec=self._lease_spec(),
+                spec=self._lease_spec(None),
             )
             self._lease = await self._api.create(_LEASES, made)
             return
-        lease.spec = self._lease_spec()
+        lease.spec = self._lease_spec(lease.spec)
         self._lease = await self._api.replace(path, lease)
 
-    def _lease_spec(self) -> coordination.LeaseSpec:
-        """Its time is written with microseconds, always, which the API insists on."""
-        now = _now()
+    def _lease_spec(self, before: coordination.LeaseSpec | None) -> coordination.LeaseSpec:
+        """Its time is written with microseconds, always, which the API insists on.
+
+        It only grows, whatever the clock does: who watches takes an earlier one for no renewal.
+        """
+        last = (before and before.renewTime) or datetime.min.replace(tzinfo=UTC)
+        renewed = max(_now(), last + timedelta(microseconds=1))
         return coordination.LeaseSpec(
             holderIdentity=self._facts.name,
             leaseDurationSeconds=LEASE_SECONDS,
-            renewTime=now if now.microsecond else now + timedelta(microseconds=1),
+            renewTime=renewed if renewed.microsecond else renewed + timedelta(microseconds=1),
         )
 
     def _owners(self) -> list[OwnerReference]:

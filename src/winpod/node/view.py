@@ -27,7 +27,6 @@ from winpod.windows.errors import Unavailable, WinpodError
 RELIST_SECONDS = 60.0
 CALL_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
-_OUT_OF_ORDER = 30 * 10**9  # what is older than that came after the clock was put back
 _REMEMBERED = 1000
 _log = logging.getLogger(__name__)
 
@@ -156,7 +155,7 @@ class RuntimeView:
             return  # an event may come after what it is about is gone
         of_pod = self._sandboxes.setdefault(uid, {})
         known = of_pod.get(status.id)
-        if known and 0 <= known.told_at - told_at < _OUT_OF_ORDER:
+        if known and told_at <= known.told_at and not _is_to_come(known):
             return
         found = sandbox_seen(status, containers, told_at, self._last_words)
         of_pod[status.id] = found
@@ -170,7 +169,7 @@ class RuntimeView:
 
     def _drop_unlisted(self, uid: str, listed: set[str], asked_at: int) -> None:
         for id_, sandbox in list(self._sandboxes.get(uid, {}).items()):
-            if id_ not in listed and sandbox.told_at < asked_at:
+            if id_ not in listed and (sandbox.told_at < asked_at or _is_to_come(sandbox)):
                 self._drop(uid, id_)
 
     def _drop(self, uid: str, sandbox: str) -> None:
@@ -192,6 +191,11 @@ _STATES = {
     "exited": api.CONTAINER_EXITED,
     "unknown": api.CONTAINER_UNKNOWN,
 }
+
+
+def _is_to_come(sandbox: SandboxSeen) -> bool:
+    """Told at a time that has not come yet: the clock was put back since."""
+    return sandbox.told_at > time.time_ns()
 
 
 def _differs(known: SandboxSeen, listed: api.PodSandbox, containers: set[tuple[str, int]]) -> bool:
