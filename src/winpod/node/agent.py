@@ -90,6 +90,8 @@ class Agent:
         for pod in self._pods.values():
             self._forget(metadata_of(pod).namespace or "")
         await self.engine.replace([*self._statics.pods.values(), *self._pods.values()])
+        for pod in self._pods.values():
+            self.reporter.heard(pod)
 
     def changed(self, obj: v1.Pod) -> None:
         if is_mirror(obj):
@@ -99,6 +101,7 @@ class Agent:
             self._forget(metadata_of(obj).namespace or "")
         self._pods[uid_of(obj)] = obj
         self.engine.set(obj)
+        self.reporter.heard(obj)
 
     def deleted(self, obj: v1.Pod) -> None:
         if is_mirror(obj):

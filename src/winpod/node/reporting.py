@@ -1,8 +1,9 @@
 """What happens to pods, told to the API server: statuses, events, and that one is gone.
 
 Nobody waits for the server. Of a pod only its newest status is told, and only what has changed in
-it; while the server does not answer, it waits here. A deleted pod is let go of after its last
-status was told. Events are told in their order, and the oldest are lost where there are too many.
+it; while the server does not answer, it waits here. What others wrote over it is told again. A
+deleted pod is let go of after its last status was told. Events are told in their order, and the
+oldest are lost where there are too many.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from lightkube.models.meta_v1 import ObjectMeta
 from winpod.node.api import ApiServer, Refused
 from winpod.node.event_series import Event, EventSeries, Subject, Telling
 from winpod.node.means import utc_now
-from winpod.node.pods import field_path, is_deleted, show, uid_of, whole_seconds
+from winpod.node.pods import ENDED, field_path, is_deleted, show, uid_of, whole_seconds
 from winpod.node.requests import metadata_of
 from winpod.node.sources import Kind
 from winpod.node.static_pods import is_static
-from winpod.node.status_patch import status_patch
+from winpod.node.status_patch import as_told, status_patch
 from winpod.node.timings import Timings
 from winpod.windows.errors import Unavailable, WinpodError
 
@@ -44,6 +45,7 @@ class _Pod:
     pod: v1.Pod
     told: dict[str, Any]
     status: dict[str, Any]
+    version: int = 0
     is_changed: bool = False
     changed_at: float = 0.0
     is_gone: bool = False
@@ -83,6 +85,17 @@ class ApiReporter:
         """The server has the pod anew, without what it was told."""
         if known := self._pods.get(uid):
             known.told = {}
+            self._to_tell(known)
+
+    def heard(self, pod: v1.Pod) -> None:
+        """What the server has of a pod, which others may have changed since it was told."""
+        known, version = self._pods.get(uid_of(pod)), _version(pod)
+        if known is None or version <= known.version:
+            return
+        known.version = version
+        has = as_told(pod.status.to_dict() if pod.status else {}, known.status)
+        if has.get("phase") not in ENDED and status_patch(has, known.status):
+            known.told = has
             self._to_tell(known)
 
     async def gone(self, pod: v1.Pod) -> None:
@@ -154,7 +167,6 @@ class ApiReporter:
             changed_at = known.changed_at
             try:
                 await self._tell_status(known, status, path)
-                known.told = status
                 self._timings.status_told(time.monotonic() - changed_at)
             except Unavailable:
                 known.is_changed = True
@@ -169,10 +181,12 @@ class ApiReporter:
         if not is_static(known.pod):
             patch["metadata"] = {"uid": uid_of(known.pod)}
         try:
-            await self._api.patch(v1.Pod, f"{path}/status", patch)
+            answered = _version(await self._api.patch(v1.Pod, f"{path}/status", patch))
         except Refused as error:
-            if not (error.is_missing or error.is_conflict):
-                raise
+            _raise_unless_settled(error)
+            return
+        if answered >= known.version:
+            known.told, known.version = status, answered
 
     async def _let_go(self, known: _Pod, path: str) -> None:
         """Only of a pod that was deleted: one that took its name is another."""
@@ -182,8 +196,7 @@ class ApiReporter:
             try:
                 await self._api.delete(path, options)
             except Refused as error:
-                if not (error.is_missing or error.is_conflict):
-                    raise
+                _raise_unless_settled(error)
         self._pods.pop(uid, None)
         if self._forgotten:
             self._forgotten(uid)
@@ -230,6 +243,19 @@ class ApiReporter:
             else:
                 return
         await self._api.create(path, _event(telling, namespace, self._node))
+
+
+def _raise_unless_settled(error: Refused) -> None:
+    """A pod that is gone, or another by now, has nothing to be told."""
+    if error.is_forbidden:
+        raise Unavailable(error.sentence)
+    if not (error.is_missing or error.is_conflict):
+        raise error
+
+
+def _version(pod: v1.Pod) -> int:
+    """Later ones are greater."""
+    return int(metadata_of(pod).resourceVersion or 0)
 
 
 def _event(telling: Telling, namespace: str, node: str) -> v1.Event:

@@ -10,8 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 REPLACED = frozenset(("podIPs", "hostIPs", "addresses"))
-OURS = frozenset(("PodResizePending", "PodResizeInProgress"))
-"""Conditions that go when they no longer hold; others are of somebody else, or stay."""
+OURS = frozenset(
+    (
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+        "PodResizePending",
+        "PodResizeInProgress",
+    )
+)
+"""Conditions that a kubelet writes, and that go when it no longer does. Others are of somebody."""
 
 THEIRS = frozenset(
     (
@@ -19,6 +29,8 @@ THEIRS = frozenset(
         "nominatedNodeName",
         "resourceClaimStatuses",
         "extendedResourceClaimStatus",
+        "nodeAllocatableResourceClaimStatuses",
+        "volumeHealth",
         "volumesAttached",
         "config",
     )
@@ -32,18 +44,31 @@ def status_patch(old: Status, new: Status) -> dict[str, Any]:
     """Empty where there is nothing to tell."""
     patch: dict[str, Any] = {name: None for name in old if name not in new and name not in THEIRS}
     for name, value in new.items():
-        if name == "conditions":
-            if changed := _conditions(old.get(name) or [], value):
-                patch[name] = changed
-        elif value != old.get(name):
+        if name != "conditions" and value != old.get(name):
             patch[name] = [{"$patch": "replace"}, *value] if name in REPLACED else value
             if isinstance(value, Mapping):
                 patch[name] = _merged(old.get(name) or {}, value)
+    if changed := _conditions(old.get("conditions") or [], new.get("conditions") or []):
+        patch["conditions"] = changed
     return patch
 
 
+def as_told(has: Status, told: Status) -> dict[str, Any]:
+    """What the server has of a pod, with the conditions of others as we have repeated them."""
+    ours = [c for c in has.get("conditions") or () if c["type"] in OURS]
+    theirs = [c for c in told.get("conditions") or () if c["type"] not in OURS]
+    return {**has, "conditions": [*ours, *theirs]}
+
+
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None for name in old if name not in new} | dict(new)
+    merged: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[name] = _merged(before, value)
+        else:
+            merged[name] = value
+    return merged
 
 
 def _conditions(old: list[Status], new: list[Status]) -> list[dict[str, Any]]:
