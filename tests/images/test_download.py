@@ -34,7 +34,8 @@ from winpod.images.manifests import Bundle
 from winpod.images.pull import pull
 from winpod.images.recognise import FOREIGN_TYPES
 from winpod.images.settings import BasePolicy, ImageSettings
-from winpod.images.store import BLOB, Store, StoredImage
+from winpod.images.store import BLOB, Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.handlers import PROCESS
 

@@ -50,7 +50,8 @@ from winpod.images.push import push_image
 from winpod.images.recognise import count_base_layers
 from winpod.images.references import parse_reference
 from winpod.images.settings import BasePolicy, ImageSettings
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import DEFAULT_HOST, Build
 from winpod.windows.errors import WinpodError
 from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handler, UnknownHandler

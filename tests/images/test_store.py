@@ -26,8 +26,9 @@ from winpod.images import store_schema
 from winpod.images.errors import NotPulled, StoreUnusable
 from winpod.images.layout import write_image
 from winpod.images.pull import pull
-from winpod.images.store import BLOB, LAYER, Store, StoredImage
+from winpod.images.store import BLOB, LAYER, Store
 from winpod.images.store_lock import FileLock
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import DEFAULT_HOST, Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, UnknownHandler

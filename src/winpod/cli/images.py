@@ -11,7 +11,8 @@ import typer
 from winpod.cli.options import Format, Output, Root, human_size, print_table, short_id
 from winpod.cri.config import read_config
 from winpod.images.references import parse_reference
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import parse_build, parse_version
 
 _NO_NAME = "<none>"

@@ -30,7 +30,8 @@ from winpod.images.credentials import read_docker_config
 from winpod.images.pull import LOG, LayerProgress, LayerState, pull
 from winpod.images.pull_choice import resolve_handler
 from winpod.images.settings import BasePolicy
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import Handler
 

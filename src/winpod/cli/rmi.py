@@ -11,7 +11,8 @@ import typer
 from winpod.cli.images import image_as_json
 from winpod.cli.options import Format, Output, Root, short_id
 from winpod.cri.config import read_config
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.errors import InvalidInput
 
 NOT_FOUND = 1

@@ -13,7 +13,8 @@ from winpod.cri.config import Config
 from winpod.images.errors import NoMatch, NotPulled
 from winpod.images.pull import variant_for
 from winpod.images.source import ImageSources, parse_layout_name
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import parse_version
 from winpod.windows.handlers import PROCESS, Handler, hypervisor_for
 from winpod.windows.isolation import guest_fits_host

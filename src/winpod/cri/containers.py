@@ -35,7 +35,8 @@ from winpod.cri.statuses import container_item, container_state, container_statu
 from winpod.cri.turns import Turns
 from winpod.images.pull import variant_for
 from winpod.images.pull_choice import narrowing_of
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import Build, parse_version
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 from winpod.windows.handlers import Handlers

@@ -20,7 +20,8 @@ from winpod.images.errors import NotPulled
 from winpod.images.manifests import parse_document
 from winpod.images.pull import Puller, variant_for
 from winpod.images.pull_choice import narrowing_of, resolve_handler
-from winpod.images.store import Store, StoredImage
+from winpod.images.store import Store
+from winpod.images.stored import StoredImage
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import Handler, Handlers

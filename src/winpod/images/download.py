@@ -20,7 +20,7 @@ from winpod.images.errors import BadContent, ImageNotFound, PullStalled, Registr
 from winpod.images.hosts import Capability, Host
 from winpod.images.manifests import Descriptor
 from winpod.images.registry import Passing, Repository
-from winpod.images.store import trouble
+from winpod.images.store_trouble import trouble
 
 _LEAST_PROGRESS = 16 << 10
 _PAUSE = 0.1

@@ -43,21 +43,11 @@ from winpod.images.pull_worker import Job, WrongDigest
 from winpod.images.recognise import FOREIGN_TYPES, count_base_layers
 from winpod.images.references import Reference, parse_reference
 from winpod.images.settings import BasePolicy, ImageSettings
-from winpod.images.store import (
-    BLOB,
-    DOCUMENT,
-    LAYER,
-    Lease,
-    NewImage,
-    Store,
-    StoredImage,
-    StoredLayer,
-    Variant,
-    not_pulled,
-    trouble,
-)
+from winpod.images.store import BLOB, DOCUMENT, LAYER, Store
 from winpod.images.store_lock import FileLock
 from winpod.images.store_size import LayerSize, measure
+from winpod.images.store_trouble import not_pulled, trouble
+from winpod.images.stored import Lease, NewImage, StoredImage, StoredLayer, Variant
 from winpod.windows.builds import Build
 from winpod.windows.handlers import Handler
 from winpod.windows.objects import Narrowing
