@@ -111,7 +111,10 @@ def windows_cluster(directory: Path, base: Base, say: Say) -> Iterator[WindowsCl
         stack.callback(_start_dns(plane, control, directory, say).stop)
         image = pack(directory / "images", "any", *BUILDS.values())
         images = {name: pack(directory / "images", name, build) for name, build in BUILDS.items()}
-        nodes = {name: _node(plane, made[name], directory / name, base) for name in BUILDS}
+        nodes = {
+            name: windows_node(plane, made[name], directory / name, base, build)
+            for name, build in BUILDS.items()
+        }
         cluster = WindowsCluster(plane, made, nodes, image, images, pod)
         stack.callback(_take_apart, cluster, directory)
         for process in nodes.values():
@@ -136,10 +139,12 @@ def pack(layouts: Path, name: str, *builds: str) -> str:
     return reference
 
 
-def _node(plane: ControlPlane, machine: Machine, directory: Path, base: Base) -> NodeProcess:
+def windows_node(
+    plane: ControlPlane, machine: Machine, directory: Path, base: Base, build: str, *options: str
+) -> NodeProcess:
     """Its kubeconfig and certificates are given; its runtime is its own."""
     root = directory / "root"
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     (root / "bases").symlink_to(base.path.parent)
     config = directory / "config.toml"
     config.write_text("[runtime]\nwarm_shells = 0\n")
@@ -148,9 +153,10 @@ def _node(plane: ControlPlane, machine: Machine, directory: Path, base: Base) ->
     return NodeProcess(
         directory,
         *("--kubeconfig", str(kubeconfig), "--name", machine.name),
-        *("--build", BUILDS[machine.name], "--node-ip", machine.address),
+        *("--build", build, "--node-ip", machine.address),
         *("--cluster-dns", DNS_ADDRESS, "--cluster-cidr", POD_RANGE),
         *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
+        *options,
         before=(*machine.entering, "env", f"WINPOD_CONFIG={config}"),
     )
 
@@ -221,8 +227,12 @@ def _take_apart(cluster: WindowsCluster, directory: Path) -> None:
     for kind in ("deployments,statefulsets,daemonsets,jobs", "pods"):
         cluster.kubectl("delete", kind, *away)
     for name, process in cluster.nodes.items():
-        asyncio.run(_remove_sandboxes(directory / name / f"root/nodes/{name}/cri.sock"))
+        remove_sandboxes(directory / name / f"root/nodes/{name}/cri.sock")
         process.stop()
+
+
+def remove_sandboxes(socket: Path) -> None:
+    asyncio.run(_remove_sandboxes(socket))
 
 
 async def _remove_sandboxes(socket: Path) -> None:
