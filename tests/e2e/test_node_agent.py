@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.node_process import (
     NodeProcess,
@@ -30,8 +30,6 @@ from winpod.cli.main import app
 
 IMAGE = "registry.example/app:1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-TOKEN_ID, TOKEN_SECRET = "abc123", "0123456789abcdef"
 
 
 @contextmanager
@@ -281,71 +279,8 @@ def test_two_builds_and_their_runtime_classes_place_pods_as_story_1_tells(
 
 @pytest.fixture
 def bootstrap_token(control_plane: ControlPlane) -> Iterator[str]:
-    """A token as kubeadm makes them, with the rights that kubeadm gives to those who have one."""
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "bootstrap.kubernetes.io/token",
-        "metadata": {"name": f"bootstrap-token-{TOKEN_ID}", "namespace": "kube-system"},
-        "stringData": {
-            "token-id": TOKEN_ID,
-            "token-secret": TOKEN_SECRET,
-            "usage-bootstrap-authentication": "true",
-            "usage-bootstrap-signing": "true",
-        },
-    }
-    info = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "cluster-info", "namespace": "kube-public"},
-        "data": {"kubeconfig": control_plane.public_kubeconfig()},
-    }
-    roles = [
-        _binding("e2e:bootstrap", "system:node-bootstrapper", "system:bootstrappers"),
-        _binding(
-            "e2e:approve",
-            "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
-            "system:bootstrappers",
-        ),
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "Role",
-            "metadata": {"name": "e2e:cluster-info", "namespace": "kube-public"},
-            "rules": [
-                {
-                    "apiGroups": [""],
-                    "resources": ["configmaps"],
-                    "resourceNames": ["cluster-info"],
-                    "verbs": ["get"],
-                }
-            ],
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "e2e:cluster-info", "namespace": "kube-public"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "Role",
-                "name": "e2e:cluster-info",
-            },
-            "subjects": [
-                {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": "User",
-                    "name": "system:anonymous",
-                }
-            ],
-        },
-    ]
-    control_plane.apply(secret, info, *roles)
-    path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
-    eventually(
-        lambda: f"jws-kubeconfig-{TOKEN_ID}" in control_plane.request("GET", path).body["data"]
-    )
-    yield f"{TOKEN_ID}.{TOKEN_SECRET}"
-    secrets = "/api/v1/namespaces/kube-system/secrets"
-    control_plane.request("DELETE", f"{secrets}/bootstrap-token-{TOKEN_ID}")
+    with bootstrap_token_of(control_plane) as token:
+        yield token
 
 
 def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
@@ -362,7 +297,7 @@ def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
     try:
         with process:
             eventually(lambda: is_ready(control_plane, "token-win"), within=60)
-            asked = _requests(control_plane, "system:node:token-win")
+            asked = requests_of(control_plane, "system:node:token-win")
             assert [item["spec"]["signerName"] for item in asked] == [
                 "kubernetes.io/kubelet-serving"
             ]
@@ -374,7 +309,7 @@ def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
             process.kill()
             process.start()
             time.sleep(3)
-            assert len(_requests(control_plane, "system:node:token-win")) == 1
+            assert len(requests_of(control_plane, "system:node:token-win")) == 1
             told = node(control_plane, "token-win")["status"]["daemonEndpoints"]
             trust = ssl.create_default_context(cafile=control_plane.authority)
             asked_as_nobody = http.client.HTTPSConnection(
@@ -396,18 +331,3 @@ def _packed(directory: Path) -> str:
     arguments = ["image", "pack", str(content), "-t", name, "--os-version", "2019"]
     app(arguments, standalone_mode=False)
     return name
-
-
-def _requests(cluster: ControlPlane, user: str) -> list[dict[str, Any]]:
-    items = cluster.request("GET", REQUESTS).body["items"]
-    return [item for item in items if item["spec"]["username"] == user]
-
-
-def _binding(name: str, role: str, group: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
-    }

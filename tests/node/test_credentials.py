@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 
 from winpod.node.access import read_kubeconfig, write_kubeconfig
@@ -20,6 +21,7 @@ from winpod.node.certificates import (
 )
 from winpod.node.credentials import Identity, ensure_serving
 from winpod.node.discovery import is_signed
+from winpod.windows.errors import Unavailable
 
 NOW = datetime.now(UTC)
 SERVER = Subject("system:node:win-1", names=("win-1",), addresses=("10.0.0.9",))
@@ -96,6 +98,36 @@ def test_who_the_server_no_longer_knows_reads_its_certificate_again(tmp_path: Pa
     renew()
     assert access.read_again()
     assert access.trust is not first
+
+
+def test_an_authority_that_is_replaced_is_noticed_and_believed(tmp_path: Path) -> None:
+    chain, file, authority = (tmp_path / name for name in ("client.pem", "kubeconfig", "ca.pem"))
+
+    def replace(target: Path) -> bytes:
+        key = Key.new()
+        content = key.self_signed(SERVER, NOW)
+        write_chain(target, content, key)
+        return content
+
+    replace(chain)
+    first = replace(authority)
+    write_kubeconfig(file, "https://127.0.0.1:6443", first, chain)
+    document = json.loads(file.read_text())
+    document["clusters"][0]["cluster"] = {"server": "https://a", "certificate-authority": "ca.pem"}
+    file.write_text(json.dumps(document))
+    access = read_kubeconfig(file)
+    assert not access.is_outdated()
+    second = replace(authority)
+    assert access.is_outdated()
+    assert access.read_again()
+    assert second in access.authority
+    assert not access.is_outdated()
+    file.write_text("{")
+    assert access.is_outdated()
+    with pytest.raises(Unavailable, match="kubeconfig"):
+        access.read_again()
+    assert access.is_outdated()
+    assert second in access.authority
 
 
 async def test_a_token_in_a_file_is_kept_for_a_while_and_read_again_when_it_is_refused(

@@ -1,7 +1,8 @@
 """How an API server is reached, and as whom: what a kubeconfig says, in the form requests need.
 
 A token that is in a file, or that a program tells, is asked for again and again, since it expires;
-the whole kubeconfig is read again as soon as the server no longer knows who this is.
+the whole kubeconfig is read again where it or a file that it names was replaced, and as soon as the
+server no longer knows who this is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ import yaml
 from winpod.windows.errors import InvalidInput, Unavailable
 from winpod.windows.reading import At
 
+Versions = tuple[tuple[int, int] | None, ...]
 _TOKEN_SECONDS = 60
 _EXEC_SECONDS = 60
 
@@ -33,7 +35,7 @@ _EXEC_SECONDS = 60
 class Access:
     """`trust` says whom to believe, and has the client's own certificate if there is one.
 
-    `source` is the kubeconfig that said all of it, and `chain` that certificate.
+    `chain` is that certificate. `files` are the kubeconfig that said all of it and those it names.
     """
 
     url: str
@@ -43,7 +45,8 @@ class Access:
     token_file: Path | None = None
     plugin: Mapping[str, Any] | None = None
     chain: bytes = b""
-    source: Path | None = None
+    files: tuple[Path, ...] = ()
+    _versions: Versions = ()
     _fresh_until: float = field(default=float("-inf"), repr=False)
 
     async def headers(self) -> dict[str, str]:
@@ -69,24 +72,28 @@ class Access:
                 left = (expires - datetime.now(UTC)).total_seconds()
                 self._fresh_until = now + left - _TOKEN_SECONDS
 
+    def is_outdated(self) -> bool:
+        """Whether a file was replaced since all of this was read."""
+        return _versions(self.files) != self._versions
+
     def read_again(self) -> bool:
-        """After the server did not know us; whether connections have to be made anew for it."""
+        """What the files say now; whether connections have to be made anew for it."""
         self._fresh_until = float("-inf")
-        if self.source is None:
+        if not self.files:
             return False
         try:
-            new = read_kubeconfig(self.source)
+            new = read_kubeconfig(self.files[0])
         except InvalidInput as error:
             raise Unavailable(error.sentence) from None
-        is_another = new.chain != self.chain
+        is_another = new._whom() != self._whom()
+        self.url, self.trust = new.url, new.trust
+        self.authority, self.chain = new.authority, new.chain
         self.token, self.token_file, self.plugin = new.token, new.token_file, new.plugin
-        self.trust, self.chain = new.trust, new.chain
+        self.files, self._versions = new.files, new._versions
         return is_another
 
-    def use_certificate(self, chain: Path) -> None:
-        """From the next connection on; the file has the key too."""
-        self.trust.load_cert_chain(chain)
-        self.chain = chain.read_bytes()
+    def _whom(self) -> tuple[str, bytes, bytes]:
+        return self.url, self.authority, self.chain
 
 
 def read_kubeconfig(file: Path) -> Access:
@@ -132,6 +139,13 @@ def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) 
 
 def _access(cluster: At, user: At, file: Path) -> Access:
     folder = file.parent
+    named = (
+        cluster.get("certificate-authority").text(),
+        user.get("client-certificate").text(),
+        user.get("client-key").text(),
+    )
+    files = (file, *(folder / name for name in named if name))
+    versions = _versions(files)
     authority = _content(cluster, "certificate-authority", folder)
     trust = _trust(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
     chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
@@ -146,8 +160,22 @@ def _access(cluster: At, user: At, file: Path) -> Access:
         folder / token_file if token_file else None,
         user.get("exec").value if user.get("exec") else None,
         chain,
-        file,
+        files,
+        versions,
     )
+
+
+def _versions(files: Iterable[Path]) -> Versions:
+    """Others where a file was replaced; one that is not there has none."""
+    return tuple(_version(file) for file in files)
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 def _named(document: At, section: str, name: str) -> At:

@@ -119,12 +119,17 @@ def read_validity(chain: Path) -> Validity | None:
 
 
 def write_chain(file: Path, chain: bytes, key: Key) -> None:
-    """Both in one file that appears whole, and that only its owner reads."""
+    """Both in one file."""
+    write_whole(file, chain.rstrip() + b"\n" + key.pem())
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """The file appears whole, and only its owner reads it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as opened:
-        opened.write(chain.rstrip() + b"\n" + key.pem())
+        opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
     new.replace(file)

@@ -1,7 +1,8 @@
 """Who this node is to the cluster: its client certificate and its serving certificate.
 
 A node that has none asks for them with a bootstrap token and keeps what it was given; before one
-ends, it asks again as itself. A private key never leaves the node's directory.
+ends, it asks again as itself. What is replaced on disk, by the node or by others, is used without a
+restart. A private key never leaves the node's directory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from winpod.node.certificates import (
     read_validity,
     utc_now,
     write_chain,
+    write_whole,
 )
 from winpod.windows.errors import PermissionDenied, WinpodError
 
@@ -35,6 +37,8 @@ SERVING_SIGNER = "kubernetes.io/kubelet-serving"
 _REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 _ASK_AGAIN = 2.0
 _RETRY_SECONDS = 30.0
+_PAUSE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 15 * 60.0
 _LONGEST_SLEEP = 3600.0
 _log = logging.getLogger(__name__)
@@ -55,6 +59,10 @@ class Identity:
     @property
     def client(self) -> Path:
         return self.folder / "client.pem"
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "authority.pem"
 
     @property
     def serving(self) -> Path:
@@ -78,15 +86,30 @@ async def joined(identity: Identity, bootstrap: Access | None) -> Access:
     return read_kubeconfig(identity.kubeconfig)
 
 
-async def keep_client(identity: Identity, access: Access, api: ApiServer) -> None:
+async def keep_access(identity: Identity, access: Access, api: ApiServer) -> None:
+    """As the kubeconfig and the files that it names say, whoever replaces them."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            if access.is_outdated() and access.read_again():
+                _log.info("%s goes on with the new credentials of its kubeconfig", identity.node)
+                api.reconnect()
+            write_authority(identity, access)
+        except WinpodError as error:
+            _log.warning("%s goes on with the credentials it had: %s", identity.node, error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+def write_authority(identity: Identity, access: Access) -> None:
+    """For the node's own API, whose clients it vouches for too."""
+    file = identity.authority
+    if not file.exists() or file.read_bytes() != access.authority:
+        write_whole(file, access.authority)
+
+
+async def keep_client(identity: Identity, api: ApiServer) -> None:
     """Renew the certificate that was bootstrapped, for as long as this runs."""
-
-    async def renew() -> None:
-        await _renew_client(identity, api)
-        access.use_certificate(identity.client)
-        api.reconnect()
-
-    await _keep(identity.client, renew)
+    await _keep(identity.client, lambda: _renew_client(identity, api))
 
 
 def ensure_serving(identity: Identity, subject: Subject) -> None:
@@ -120,7 +143,10 @@ async def _keep(
     renew: Callable[[], Awaitable[None]],
     serves: Callable[[Validity], bool] = lambda _: True,
 ) -> None:
-    """Asks early, and again and again where it is not answered: the clock may jump as well."""
+    """Asks early, and again and again where it is not answered: the clock may jump as well.
+
+    Signers date certificates back, so that one of a short life may look old when it is new.
+    """
     while True:
         validity = read_validity(chain)
         is_wanted = validity is not None and serves(validity)
@@ -130,6 +156,8 @@ async def _keep(
             continue
         try:
             await renew()
+            _log.info("%s is a new certificate", chain)
+            await asyncio.sleep(_PAUSE_SECONDS)
         except WinpodError as error:
             _log.warning("no new certificate for %s: %s", chain.name, error)
             await asyncio.sleep(_RETRY_SECONDS)

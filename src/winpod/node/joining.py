@@ -25,7 +25,15 @@ from winpod.node.agent import Agent, for_good
 from winpod.node.api import ApiServer
 from winpod.node.api_source import ApiObjects, ClusterWide, of_node
 from winpod.node.certificates import Subject
-from winpod.node.credentials import Identity, ensure_serving, joined, keep_client, keep_serving
+from winpod.node.credentials import (
+    Identity,
+    ensure_serving,
+    joined,
+    keep_access,
+    keep_client,
+    keep_serving,
+    write_authority,
+)
 from winpod.node.discovery import discover
 from winpod.node.facts import NodeFacts
 from winpod.node.following import Following
@@ -148,7 +156,8 @@ async def run_node(node: Joined, part: Part) -> None:
             for_good("services", cluster.run),
             for_good("pods", pods.run),
             for_good("logs", LogRotation(client).run),
-            _client_kept(node, access, server),
+            for_good("access", lambda: keep_access(node.identity, access, server)),
+            _client_kept(node, server),
             _serving_kept(node, subject, server),
             agent.run(),
         )
@@ -195,10 +204,8 @@ def _subject(facts: NodeFacts) -> Subject:
 
 
 def _files(node: Joined, subject: Subject, access: Access) -> ServingFiles:
-    authority = node.identity.folder / "authority.pem"
-    authority.parent.mkdir(parents=True, exist_ok=True)
-    authority.write_bytes(access.authority)
-    trusted = authority if access.authority else None
+    write_authority(node.identity, access)
+    trusted = node.identity.authority
     given = node.serving
     if given.certificate and given.key:
         return ServingFiles(given.certificate, given.key, trusted)
@@ -206,10 +213,10 @@ def _files(node: Joined, subject: Subject, access: Access) -> ServingFiles:
     return ServingFiles(node.identity.serving, node.identity.serving, trusted)
 
 
-async def _client_kept(node: Joined, access: Access, server: ApiServer) -> None:
+async def _client_kept(node: Joined, server: ApiServer) -> None:
     """A certificate that somebody else gave is theirs to renew."""
     if node.identity.client.exists():
-        await for_good("client certificate", lambda: keep_client(node.identity, access, server))
+        await for_good("client certificate", lambda: keep_client(node.identity, server))
 
 
 async def _serving_kept(node: Joined, subject: Subject, server: ApiServer) -> None:

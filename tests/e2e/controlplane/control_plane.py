@@ -2,7 +2,8 @@
 
 It listens on loopback, or on an address of a network namespace that it is given. etcd and
 kube-apiserver always run; kube-scheduler and kube-controller-manager unless switched off. Leaving
-the context ends exactly the processes that entering it started.
+the context ends exactly the processes that entering it started. Certificates that it signs are good
+for `signing_duration`.
 """
 
 import base64
@@ -64,11 +65,13 @@ class ControlPlane:
         controller_manager: bool = True,
         network: Path | None = None,
         address: str = LOOPBACK,
+        signing_duration: str = "8760h",
         say: Say = print,
     ) -> None:
         self.directory = directory
         self.address = address
         self._network = network
+        self._signing_duration = signing_duration
         self._with_scheduler = scheduler
         self._with_controller_manager = controller_manager
         self._say = say
@@ -255,6 +258,7 @@ class ControlPlane:
             "service-account-private-key-file": self._token_signer.key,
             "cluster-signing-cert-file": self._authority.certificate,
             "cluster-signing-key-file": self._authority.key,
+            "cluster-signing-duration": self._signing_duration,
             "allocate-node-cidrs": "true",
             "cluster-cidr": POD_RANGE,
             "service-cluster-ip-range": SERVICE_RANGE,

@@ -1,0 +1,146 @@
+"""Certificates of a node that end soon, and authorities that change, while the node goes on."""
+
+import base64
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.certificates import Certificate, new_authority
+from tests.e2e.node_process import NodeProcess, eventually, is_ready, node, simulated_runtime
+
+NAME = "short-win"
+USER = f"system:node:{NAME}"
+LOOPBACK = "127.0.0.1"
+SHORT = "90s"
+"""Signers date back by five minutes, so four fifths of this life are over twelve seconds in."""
+CREDENTIAL = "authentication.kubernetes.io/credential-id"
+
+
+@dataclass
+class ShortLived:
+    """A node that joined with a token, in a cluster that signs for a short while only."""
+
+    plane: ControlPlane
+    process: NodeProcess
+    kubeconfig: Path
+    pki: Path
+
+    @property
+    def port(self) -> int:
+        told = node(self.plane, NAME)["status"]["daemonEndpoints"]
+        return int(told["kubeletEndpoint"]["Port"])
+
+    def approve(self) -> bool:
+        """The serving certificates that are asked for, which nobody else approves."""
+        for item in requests_of(self.plane, USER):
+            is_serving = item["spec"]["signerName"] == "kubernetes.io/kubelet-serving"
+            if is_serving and not item["status"].get("conditions"):
+                self.plane.kubectl("certificate", "approve", item["metadata"]["name"])
+        return True
+
+    def client(self) -> str:
+        return fingerprint((self.pki / "client.pem").read_bytes())
+
+    def shown(self) -> str:
+        """The certificate that the node's API shows, if it is of the cluster, else nothing."""
+        trust = ssl.create_default_context(cafile=str(self.plane.authority))
+        try:
+            status, certificate = self._get("/healthz", trust)
+        except ssl.SSLCertVerificationError:
+            return ""
+        assert status == HTTPStatus.UNAUTHORIZED
+        return certificate
+
+    def status_for(self, client: Certificate) -> int:
+        trust = ssl.create_default_context(cafile=str(self.plane.authority))
+        trust.load_cert_chain(client.certificate, client.key)
+        try:
+            return self._get("/healthz", trust)[0]
+        except OSError:
+            return 0
+
+    def _get(self, path: str, trust: ssl.SSLContext) -> tuple[int, str]:
+        asked = http.client.HTTPSConnection(LOOPBACK, self.port, context=trust, timeout=10)
+        try:
+            asked.connect()
+            certificate = asked.sock.getpeercert(binary_form=True)
+            assert certificate
+            asked.request("GET", path)
+            found = x509.load_der_x509_certificate(certificate)
+            return asked.getresponse().status, found.fingerprint(hashes.SHA256()).hex()
+        finally:
+            asked.close()
+
+    def asked_with(self) -> set[str]:
+        """The client certificates that requests of the node were made with."""
+        extras = (item["spec"].get("extra", {}) for item in requests_of(self.plane, USER))
+        shown = (text for extra in extras for text in extra.get(CREDENTIAL, []))
+        return {text.removeprefix("X509SHA256=") for text in shown}
+
+
+def fingerprint(chain: bytes) -> str:
+    return x509.load_pem_x509_certificate(chain).fingerprint(hashes.SHA256()).hex()
+
+
+@pytest.fixture
+def short_lived(tmp_path: Path) -> Iterator[ShortLived]:
+    plane = ControlPlane(tmp_path / "cluster", scheduler=False, signing_duration=SHORT)
+    with plane, bootstrap_token_of(plane) as token:
+        runtime = simulated_runtime(tmp_path, "2019")
+        kubeconfig = tmp_path / "kubeconfig"
+        process = NodeProcess(
+            tmp_path,
+            *("--kubeconfig", str(kubeconfig), "--name", NAME, "--build", "2019"),
+            *("--server", plane.server, "--token", token),
+            *("--runtime", str(tmp_path / "cri.sock"), "--port", "0"),
+        )
+        try:
+            with process:
+                eventually(lambda: is_ready(plane, NAME), within=60)
+                pki = tmp_path / f"root/nodes/{NAME}/pki"
+                yield ShortLived(plane, process, kubeconfig, pki)
+        finally:
+            runtime.stop()
+
+
+def test_certificates_are_renewed_in_time_and_authorities_believed_without_a_restart(
+    short_lived: ShortLived, tmp_path: Path
+) -> None:
+    first = short_lived.client()
+    eventually(lambda: short_lived.approve() and short_lived.shown())
+    first_shown = short_lived.shown()
+
+    eventually(lambda: short_lived.approve() and short_lived.client() != first)
+    second = short_lived.client()
+    assert first in short_lived.asked_with()
+    eventually(lambda: short_lived.approve() and short_lived.shown() not in ("", first_shown))
+    eventually(lambda: short_lived.approve() and second in short_lived.asked_with())
+
+    newer = new_authority(tmp_path, "newer")
+    somebody = newer.client("somebody", "somebody", "system:masters")
+    assert short_lived.status_for(somebody) == 0
+    old = short_lived.plane.client_certificate("admin-again", "system:masters")
+    believe(short_lived.kubeconfig, short_lived.plane.authority, newer.certificate)
+    eventually(lambda: short_lived.status_for(somebody) == HTTPStatus.OK)
+    assert short_lived.status_for(old) == HTTPStatus.OK
+    assert is_ready(short_lived.plane, NAME)
+    assert "goes on with the new credentials" in short_lived.process.log.read_text()
+
+
+def believe(kubeconfig: Path, *authorities: Path) -> None:
+    document = json.loads(kubeconfig.read_text())
+    bundle = b"".join(authority.read_bytes() for authority in authorities)
+    told = document["clusters"][0]["cluster"]
+    told["certificate-authority-data"] = base64.b64encode(bundle).decode()
+    new = kubeconfig.with_suffix(".new")
+    new.write_text(json.dumps(document))
+    new.replace(kubeconfig)
