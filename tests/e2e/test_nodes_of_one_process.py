@@ -1,0 +1,85 @@
+"""`winpod node --nodes`: two Windows nodes with Wine in one process, which split the machine."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.e2e.node_process import NodeProcess, is_ready, node
+from tests.e2e.objects import BUILD_2019, BUILD_2022
+from tests.e2e.windows_cluster import WindowsCluster, remove_sandboxes, windows_spec
+
+from winpod.images.base import Base
+from winpod.node.settings import this_machine
+from winpod.windows.quantities import parse_quantity
+
+BUILDS = {"pair-2019": "2019", "pair-2022": "2022"}
+NAMESPACE = "pair"
+
+
+@pytest.fixture
+def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodeProcess]:
+    """Beside the control plane, each with an identity of its own and one certificate for both."""
+    plane, machine = cluster.plane, cluster.machines["control"]
+    nodes = [
+        {
+            "name": name,
+            "build": build,
+            "kubeconfig": str(plane.kubeconfig_for(f"system:node:{name}", "system:nodes")),
+        }
+        for name, build in BUILDS.items()
+    ]
+    (tmp_path / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
+    (tmp_path / "config.toml").write_text("[runtime]\nwarm_shells = 0\n")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/bases").symlink_to(base.path.parent)
+    serving = plane.serving_certificate("pair-serving", f"IP:{machine.address}")
+    process = NodeProcess(
+        tmp_path,
+        *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(tmp_path / "nodes.yaml")),
+        *("--node-ip", machine.address, "--port", "0"),
+        *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
+        before=(*machine.entering, "env", f"WINPOD_CONFIG={tmp_path / 'config.toml'}"),
+    )
+    with process:
+        try:
+            for name in BUILDS:
+                cluster.until(f"{name} is ready", partial(is_ready, plane, name))
+            yield process
+        finally:
+            cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+            for name in BUILDS:
+                plane.request("DELETE", f"/api/v1/nodes/{name}")
+                remove_sandboxes(tmp_path / f"root/nodes/{name}/cri.sock")
+
+
+def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine(
+    cluster: WindowsCluster, pair: NodeProcess, tmp_path: Path
+) -> None:
+    cluster.plane.create_namespace(NAMESPACE)
+    for name in BUILDS:
+        cluster.plane.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "spec": windows_spec(cluster.image, node=name),
+            }
+        )
+    cluster.until_ready(NAMESPACE, *BUILDS)
+    said = {name: cluster.exec(NAMESPACE, name, "cmd", "/c", "ver") for name in BUILDS}
+    assert BUILD_2019 in said["pair-2019"]
+    assert BUILD_2022 in said["pair-2022"]
+    machine = this_machine(tmp_path)
+    found = [node(cluster.plane, name)["status"]["capacity"] for name in BUILDS]
+    assert sum(amount(one["cpu"]) for one in found) == machine.cpus
+    assert 0 <= machine.memory_bytes - sum(amount(one["memory"]) for one in found) < 1 << 20
+    assert found[0] == found[1]
+    assert pair.pid
+
+
+def amount(text: str) -> int | float:
+    found = parse_quantity(text)
+    assert found is not None
+    return float(found)
