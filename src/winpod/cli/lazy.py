@@ -32,6 +32,7 @@ COMMANDS = {
     "rmi": "Remove images with all their names, and the content that no other image needs.",
     "base": "Build, show and remove the Windows that containers run on.",
     "node": "Join a Kubernetes cluster as Windows nodes, and run the pods that it sends.",
+    "operator": "Look after a cluster's Windows nodes: RuntimeClasses, admission, and upgrades.",
     "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
 }
 """Each with the first line of its help; its module has the same name, with _ for -."""

@@ -27,6 +27,7 @@ from winpod.windows.errors import InvalidInput, Unavailable
 from winpod.windows.reading import At
 
 Versions = tuple[tuple[int, int] | None, ...]
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS = 60
 _EXEC_SECONDS = 60
 
@@ -64,7 +65,8 @@ class Access:
             except OSError as error:
                 self._fresh_until = now
                 raise Unavailable(
-                    f"the token of this node cannot be read: {self.token_file}: {error.strerror}."
+                    f"the token for the API server cannot be read: {self.token_file}: "
+                    f"{error.strerror}."
                 ) from None
         elif self.plugin:
             self.token, expires = await _ask_plugin(self.plugin)
@@ -114,6 +116,27 @@ def read_kubeconfig(file: Path) -> Access:
 def token_access(url: str, token: str, authority: bytes = b"") -> Access:
     """As whoever a token says; without an authority only servers that everybody trusts."""
     return Access(url.rstrip("/"), _trust(authority, insecure=False), authority, token)
+
+
+def service_account_access(files: Path = SERVICE_ACCOUNT) -> Access:
+    """As the service account of the pod that this runs in."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    try:
+        if not host:
+            raise InvalidInput("KUBERNETES_SERVICE_HOST is not set.")
+        authority = (files / "ca.crt").read_bytes()
+        address = f"[{host}]" if ":" in host else host
+        return Access(
+            f"https://{address}:{port or 443}",
+            _trust(authority, insecure=False),
+            authority,
+            token_file=files / "token",
+        )
+    except (OSError, ValueError, InvalidInput) as error:
+        raise InvalidInput(
+            f"there is no service account of a pod to reach the API server with: {error}",
+            "Outside of a cluster, name a kubeconfig with --kubeconfig.",
+        ) from None
 
 
 def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) -> None:

@@ -67,7 +67,7 @@ def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _tolerations(at: At) -> tuple[Toleration, ...]:
+def read_tolerations(at: At) -> tuple[Toleration, ...]:
     return tuple(
         Toleration(
             key=item.get("key").text(),
@@ -218,7 +218,7 @@ class RuntimeClass:
             name=at.get("metadata", "name").required_text(),
             handler=at.get("handler").required_text(),
             node_selector=at.get("scheduling", "nodeSelector").pairs(),
-            tolerations=_tolerations(at.get("scheduling", "tolerations")),
+            tolerations=read_tolerations(at.get("scheduling", "tolerations")),
             overhead=at.get("overhead", "podFixed").amounts(),
         )
 
@@ -276,7 +276,7 @@ class Pod:
             os=spec.get("os", "name").text(),
             node_selector=spec.get("nodeSelector").pairs(),
             affinity=_required_terms(spec),
-            tolerations=_tolerations(spec.get("tolerations")) + (_DAEMON if every_node else ()),
+            tolerations=read_tolerations(spec.get("tolerations")) + (_DAEMON if every_node else ()),
             runtime_class=spec.get("runtimeClassName").text(),
             node_name=spec.get("nodeName").text(),
             requests=_pod_requests(spec),

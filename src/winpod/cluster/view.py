@@ -1,0 +1,232 @@
+"""A cluster as it is now: its nodes with what is taken on them, its classes and its pods.
+
+It is followed, never asked: whoever decides reads it at once. Who has to act on a change subscribes
+and is woken; a change that no rule would notice wakes nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from lightkube.core.dictmixin import DictMixin
+
+from winpod.cluster.pull_secrets import PullSecrets
+from winpod.cluster.seen import (
+    ClassObject,
+    NodeObject,
+    PodObject,
+    SeenClass,
+    SeenNode,
+    SeenPod,
+    Templates,
+    see_class,
+    see_node,
+)
+from winpod.node.api import ApiServer
+from winpod.node.following import Following
+from winpod.windows.errors import InvalidInput
+from winpod.windows.objects import Node
+from winpod.windows.placement import Cluster
+from winpod.windows.scheduling import needs
+
+NODES = "/api/v1/nodes"
+CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+PODS = "/api/v1/pods"
+_REST_FOR_A_NODE = 0.001
+"""Seconds. What is taken changes all the time, and may be a little old where nodes are many."""
+_log = logging.getLogger(__name__)
+_Object = TypeVar("_Object", bound=DictMixin)
+_Seen = TypeVar("_Seen")
+
+
+class Kind(StrEnum):
+    NODE = "node"
+    CLASS = "class"
+    POD = "pod"
+
+
+class View:
+    def __init__(self, api: ApiServer) -> None:
+        templates = Templates()
+        self._nodes = _Kept(see_node, self._node_changed)
+        self._classes = _Kept(see_class, self._class_changed)
+        self._pods = _Kept(templates.see_pod, self._pod_changed)
+        self._followings = (
+            Following(api, NodeObject, NODES, self._nodes),
+            Following(api, ClassObject, CLASSES, self._classes),
+            Following(api, PodObject, PODS, self._pods),
+        )
+        self.pull_secrets = PullSecrets(api)
+        self._subscribers: list[tuple[frozenset[Kind], asyncio.Event]] = []
+        self._taken = _Taken()
+        self._users: Counter[str] = Counter()
+        self._cluster: Cluster | None = None
+        self._built_at = float("-inf")
+        self._is_room_old = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(following.run() for following in self._followings))
+
+    async def until_known(self) -> None:
+        for following in self._followings:
+            await following.is_known.wait()
+
+    @property
+    def is_known(self) -> bool:
+        return all(following.is_known.is_set() for following in self._followings)
+
+    def subscribe(self, *kinds: Kind) -> asyncio.Event:
+        """Set whenever one of these kinds has changed; whoever waits for it clears it."""
+        event = asyncio.Event()
+        self._subscribers.append((frozenset(kinds or Kind), event))
+        return event
+
+    @property
+    def nodes(self) -> Collection[SeenNode]:
+        """As they are; what is taken on them is in `cluster()`."""
+        return self._nodes.seen.values()
+
+    @property
+    def classes(self) -> Mapping[str, SeenClass]:
+        return {seen.name: seen for seen in self._classes.seen.values()}
+
+    @property
+    def pods(self) -> Collection[SeenPod]:
+        return self._pods.seen.values()
+
+    def pod(self, namespace: str, name: str) -> SeenPod | None:
+        return self._pods.seen.get((namespace, name))
+
+    def users(self, runtime_class: str) -> int:
+        """How many pods name this class and have not ended."""
+        return self._users[runtime_class]
+
+    def used_classes(self) -> frozenset[str]:
+        return frozenset(name for name, count in self._users.items() if count)
+
+    def retiring(self) -> dict[str, str]:
+        """Classes that take no new pods, each with the sentence that says why."""
+        return {name: seen.retiring for name, seen in self.classes.items() if seen.retiring}
+
+    def cluster(self) -> Cluster:
+        """For placement. The same one until something changes."""
+        rest = _REST_FOR_A_NODE * len(self._nodes.seen)
+        is_due = self._is_room_old and time.monotonic() >= self._built_at + rest
+        if self._cluster is None or is_due:
+            self._cluster = Cluster(
+                self._taken.count_in(seen.node for seen in self._nodes.seen.values()),
+                (seen.runtime_class for seen in self._classes.seen.values()),
+            )
+            self._built_at, self._is_room_old = time.monotonic(), False
+        return self._cluster
+
+    def _node_changed(self, old: SeenNode | None, new: SeenNode | None) -> None:
+        for seen in (old, new):
+            if seen:
+                self._taken.forget(seen.node.name)
+        self._cluster = None
+        self._wake(Kind.NODE)
+
+    def _class_changed(self, old: SeenClass | None, new: SeenClass | None) -> None:
+        del old, new
+        self._cluster = None
+        self._wake(Kind.CLASS)
+
+    def _pod_changed(self, old: SeenPod | None, new: SeenPod | None) -> None:
+        for seen, sign in ((old, -1), (new, 1)):
+            if seen and not seen.has_ended:
+                self._users[seen.runtime_class] += sign
+                self._taken.add(seen, sign)
+        self._is_room_old = True
+        self._wake(Kind.POD)
+
+    def _wake(self, kind: Kind) -> None:
+        for kinds, event in self._subscribers:
+            if kind in kinds:
+                event.set()
+
+
+class _Kept(Generic[_Object, _Seen]):
+    """All objects of a kind as they are kept, by namespace and name."""
+
+    def __init__(
+        self,
+        see: Callable[[_Object], _Seen],
+        on_change: Callable[[_Seen | None, _Seen | None], None],
+    ) -> None:
+        self.seen: dict[tuple[str, str], _Seen] = {}
+        self._see = see
+        self._on_change = on_change
+
+    async def listed(self, objects: Sequence[_Object]) -> None:
+        gone = self.seen.keys() - {_key(obj) for obj in objects}
+        for key in gone:
+            self._put(key, None)
+        for obj in objects:
+            self.changed(obj)
+
+    def changed(self, obj: _Object) -> None:
+        try:
+            seen = self._see(obj)
+        except InvalidInput as error:
+            _log.warning("%s cannot be read: %s", " ".join(_key(obj)).strip(), error)
+            self.deleted(obj)
+        else:
+            self._put(_key(obj), seen)
+
+    def deleted(self, obj: _Object) -> None:
+        self._put(_key(obj), None)
+
+    def _put(self, key: tuple[str, str], new: _Seen | None) -> None:
+        old = self.seen.get(key)
+        if old == new:
+            return
+        if new is None:
+            del self.seen[key]
+        else:
+            self.seen[key] = new
+        self._on_change(old, new)
+
+
+def _key(obj: DictMixin) -> tuple[str, str]:
+    metadata = getattr(obj, "metadata", None)
+    return (sys.intern(getattr(metadata, "namespace", "")), getattr(metadata, "name", ""))
+
+
+class _Taken:
+    """What the pods of each node take, kept up pod by pod."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, Decimal]] = {}
+        self._counted: dict[str, Node] = {}
+
+    def add(self, pod: SeenPod, sign: int) -> None:
+        if not pod.node:
+            return
+        sums = self._sums.setdefault(pod.node, {})
+        for resource, amount in needs(pod.template):
+            sums[resource] = sums.get(resource, Decimal(0)) + sign * amount
+        if not sums["pods"]:
+            del self._sums[pod.node]
+        self.forget(pod.node)
+
+    def forget(self, node: str) -> None:
+        self._counted.pop(node, None)
+
+    def count_in(self, nodes: Iterable[Node]) -> Iterable[Node]:
+        for node in nodes:
+            counted = self._counted.get(node.name)
+            if counted is None:
+                sums = self._sums.get(node.name, {})
+                taken = tuple(sorted((key, amount) for key, amount in sums.items() if amount))
+                counted = self._counted[node.name] = replace(node, allocated=taken)
+            yield counted
