@@ -22,6 +22,7 @@ from winpod.node.settings import parts_of
 from winpod.node.simulated import SimulatedObjects, SimulatedVolumes
 from winpod.node.splitting import Part
 from winpod.node.timings import Timings
+from winpod.windows.errors import WinpodError
 
 _BOUND = {"fieldSelector": "spec.nodeName!="}
 _SIMULATED_PODS = IPv4Network("10.128.0.0/9")
@@ -29,15 +30,27 @@ _log = logging.getLogger(__name__)
 
 
 async def run_nodes(nodes: Sequence[Joined]) -> None:
-    """Until it is cancelled; real nodes split the machine."""
+    """Until it is cancelled; real nodes split the machine. What one cannot begin with ends all."""
     parts = parts_of([node.settings for node in nodes], nodes[0].config.root)
     simulated = [node for node in nodes if node.settings.is_simulated]
-    async with asyncio.TaskGroup() as group:
-        for node in nodes:
-            if not node.settings.is_simulated:
-                group.create_task(run_node(node, parts[node.settings.name]))
-        if simulated:
-            group.create_task(run_simulated(simulated, parts))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for node in nodes:
+                if not node.settings.is_simulated:
+                    group.create_task(run_node(node, parts[node.settings.name]))
+            if simulated:
+                group.create_task(run_simulated(simulated, parts))
+    except BaseExceptionGroup as errors:
+        raise _sentence_of(errors) or errors from None
+
+
+def _sentence_of(errors: BaseExceptionGroup[BaseException]) -> WinpodError | None:
+    """The first that was meant for people, however deep it is."""
+    for error in errors.exceptions:
+        found = _sentence_of(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, WinpodError):
+            return found
+    return None
 
 
 class PodsByNode:
