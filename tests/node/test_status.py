@@ -7,10 +7,11 @@ from lightkube.models import core_v1 as v1
 from tests.node.known_objects import read
 from tests.node.seen_pods import NOW, container, pod_of, sandbox, seen
 from winpod.node.health import Health, Result
+from winpod.node.known import Known, Why
 from winpod.node.phase import Told
 from winpod.node.pods import qos_class, with_fields
 from winpod.node.seen import PodSeen, pod_seen
-from winpod.node.status import Known, Why, make_status, rejected
+from winpod.node.status import make_status
 
 CRASHED = Why("CrashLoopBackOff", "back-off 10s restarting failed container=app pod=web")
 
@@ -23,71 +24,6 @@ def status_of(pod: v1.Pod, has: PodSeen, before: v1.PodStatus | None = None, **k
 
 def told(status: v1.PodStatus) -> dict[str, tuple[str, str | None, str | None]]:
     return {c.type: (c.status, c.reason, c.message) for c in status.conditions or ()}
-
-
-def test_a_pod_that_was_just_taken_is_pending() -> None:
-    status = status_of(pod_of(), PodSeen())
-    assert status.to_dict() == {
-        "phase": "Pending",
-        "startTime": "2026-07-01T12:00:00Z",
-        "hostIP": "10.0.0.9",
-        "hostIPs": [{"ip": "10.0.0.9"}],
-        "qosClass": "BestEffort",
-        "observedGeneration": 3,
-        "containerStatuses": [
-            {
-                "name": "app",
-                "image": "app:1",
-                "imageID": "",
-                "ready": False,
-                "started": False,
-                "restartCount": 0,
-                "state": {"waiting": {"reason": "ContainerCreating"}},
-            }
-        ],
-        "conditions": [
-            {
-                "type": kind,
-                "status": is_so,
-                "lastTransitionTime": "2026-07-01T12:00:00Z",
-                "observedGeneration": 3,
-                **why,
-            }
-            for kind, is_so, why in (
-                ("PodReadyToStartContainers", "False", {}),
-                ("Initialized", "True", {}),
-                ("Ready", "False", UNREADY),
-                ("ContainersReady", "False", UNREADY),
-                ("PodScheduled", "True", {}),
-            )
-        ],
-    }
-
-
-UNREADY = {
-    "reason": "ContainersNotReady",
-    "message": "containers with unready status: [app]",
-}
-
-
-def test_a_running_pod_has_addresses_ids_and_resources() -> None:
-    sized = {"name": "app", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}
-    has = seen(
-        container("app", id="abc", image="app:1", image_ref="app@sha256:1"),
-        ips=("10.1.0.7", "fd00::7"),
-    )
-    status = status_of(pod_of(sized), has)
-    assert (status.phase, status.podIP) == ("Running", "10.1.0.7")
-    assert [one.ip for one in status.podIPs] == ["10.1.0.7", "fd00::7"]
-    (app,) = status.containerStatuses
-    assert (app.containerID, app.imageID) == ("winpod://abc", "app@sha256:1")
-    assert (app.started, app.ready) == (True, True)
-    assert app.allocatedResources == {"cpu": "1"}
-    assert app.resources.limits == {"cpu": "2"}
-    assert {kind: what[0] for kind, what in told(status).items()} == dict.fromkeys(
-        ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"),
-        "True",
-    )
 
 
 def test_a_time_changes_only_with_its_condition() -> None:
@@ -201,6 +137,52 @@ def test_a_container_that_vanished_while_it_ran_has_ended() -> None:
     assert (app.restartCount, lost.phase) == (1, "Running")
 
 
+def test_a_restart_count_does_not_fall_when_the_runtime_forgot_what_ran() -> None:
+    pod = pod_of()
+    crashed = status_of(pod, seen(container("app", "exited", restart_count=4)))
+    again = status_of(pod, seen(container("app", age=1, restart_count=0)), crashed)
+    assert again.containerStatuses[0].restartCount == 5
+    assert status_of(pod, seen(container("app", age=1)), again) == again
+
+
+def test_a_container_of_which_the_runtime_knows_nothing_any_longer_has_ended() -> None:
+    pod = pod_of()
+    running = status_of(pod, seen(container("app")))
+    lost = status_of(pod, seen(container("app", "unknown")), running)
+    (app,) = lost.containerStatuses
+    assert app.state.terminated.reason == "ContainerStatusUnknown"
+    assert app.restartCount == 1
+    assert status_of(pod, seen(container("app", "unknown")), lost) == lost
+
+
+def test_while_a_pod_is_resized_it_has_what_it_had() -> None:
+    def sized(cpu: str) -> v1.Pod:
+        return pod_of({"name": "app", "resources": {"requests": {"cpu": cpu}}})
+
+    has = seen(container("app"))
+    small = status_of(sized("1"), has)
+    resizing = (Told("PodResizeInProgress", True),)
+    between = status_of(sized("2"), has, small, conditions=resizing)
+    (app,) = between.containerStatuses
+    assert (app.allocatedResources, app.resources.requests) == ({"cpu": "2"}, {"cpu": "1"})
+    assert (between.allocatedResources, between.resources.requests) == ({"cpu": "2"}, {"cpu": "1"})
+    done = status_of(sized("2"), has, between)
+    assert done.containerStatuses[0].resources.requests == {"cpu": "2"}
+    assert done.resources.requests == {"cpu": "2"}
+
+
+def test_a_pod_that_begins_anew_is_pending_and_stays_initialized() -> None:
+    beside = {"name": "side", "restartPolicy": "Always", "startupProbe": {}}
+    pod = pod_of(initContainers=[beside])
+    running = status_of(pod, seen(container("side"), container("app")))
+    assert (running.phase, told(running)["Initialized"][0]) == ("Running", "True")
+    old = sandbox(container("side", "exited"), container("app", "exited"), is_ready=False)
+    new = sandbox(container("side", age=1, restart_count=1), attempt=1)
+    unstarted = {name: Health(startup=Result.UNKNOWN) for name in ("side", "app")}
+    again = status_of(pod, pod_seen([old, new]), running, health=unstarted)
+    assert (again.phase, told(again)["Initialized"][0]) == ("Pending", "True")
+
+
 def test_init_containers_that_the_runtime_forgot_have_succeeded() -> None:
     status = status_of(pod_of(initContainers=[{"name": "first"}]), seen(container("app")))
     (first,) = status.initContainerStatuses
@@ -238,7 +220,9 @@ def test_a_failure_is_told_only_when_nothing_runs_any_longer() -> None:
     known: dict[str, Any] = {"failure": why, "conditions": (condition,)}
     pod = pod_of()
     before = status_of(pod, seen(container("app")))
-    assert status_of(pod, seen(container("app")), before, **known).phase == "Running"
+    ending = status_of(pod, seen(container("app")), before, **known)
+    assert ending.phase == "Running"
+    assert "DisruptionTarget" not in told(ending)
     ended = status_of(pod, seen(container("app", "exited")), before, **known)
     assert (ended.phase, ended.reason, ended.message) == ("Failed", why.reason, why.message)
     assert told(ended)["DisruptionTarget"][0] == "True"
@@ -258,12 +242,6 @@ def test_messages_of_a_pod_have_a_limit_together() -> None:
 def test_an_address_is_told_only_while_there_is_a_network() -> None:
     has = pod_seen([sandbox(container("app", "exited"), is_ready=False)])
     assert status_of(pod_of(), has).podIP is None
-
-
-def test_a_pod_that_is_not_taken_has_failed() -> None:
-    status = rejected(pod_of(), Why("OutOfcpu", "Node didn't have enough resource: cpu"), NOW)
-    assert status.phase == "Failed"
-    assert status.message == "Pod was rejected: Node didn't have enough resource: cpu"
 
 
 @pytest.mark.parametrize(

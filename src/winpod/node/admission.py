@@ -13,9 +13,9 @@ from decimal import ROUND_CEILING, Decimal
 from lightkube.models import core_v1 as v1
 
 from winpod.node.facts import NodeFacts
+from winpod.node.known import Why
 from winpod.node.pods import is_critical, qos_class
 from winpod.node.requests import metadata_of, spec_of
-from winpod.node.status import Why
 from winpod.windows import objects
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import OS_LABEL

@@ -29,18 +29,20 @@ class Told:
     message: str = ""
 
 
-def phase_of(pod: v1.Pod, statuses: Statuses, *, is_over: bool) -> str:
-    """`is_over`: nothing of the pod is started again, whatever its restart policy says."""
+def phase_of(pod: v1.Pod, statuses: Statuses, *, is_over: bool, has_run: bool) -> str:
+    """`is_over`: nothing of the pod is started again, whatever its restart policy says.
+
+    `has_run`: a regular container was made in the sandbox that the pod has now.
+    """
     if any(_failed_for_good(c, pod, statuses.get(c.name)) for c in _steps(pod)):
         return "Failed"
     regular = [statuses.get(container.name) for container in regular_containers(pod)]
     beside = [statuses.get(container.name) for container in sidecars(pod)]
-    has_run = any(_has_started(status) for status in regular)
     if any(not _is_past(statuses.get(c.name)) for c in _steps(pod)):
         return "Pending"
     if not has_run and any(_is_starting(status) for status in beside):
         return "Pending"
-    if any(_waits_for_first(status) for status in regular):
+    if any(_waits_for_first(status) for status in (*regular, *beside)):
         return "Pending"
     if any(_running(status) for status in (*regular, *beside)):
         return "Running"
@@ -76,10 +78,6 @@ def _waits_for_first(status: v1.ContainerStatus | None) -> bool:
     return status is None or (_state(status).waiting is not None and _end(status) is None)
 
 
-def _has_started(status: v1.ContainerStatus | None) -> bool:
-    return _running(status) or _end(status) is not None
-
-
 def _is_starting(status: v1.ContainerStatus | None) -> bool:
     if status is None or _waits_for_first(status):
         return True
@@ -105,12 +103,14 @@ def conditions_of(
     *,
     has_sandbox: bool,
     others: Sequence[v1.PodCondition] = (),
+    before: Sequence[v1.PodCondition] = (),
 ) -> list[Told]:
-    """`others` are those that readiness gates may name."""
+    """`others` are those that readiness gates may name, `before` what was told of this pod."""
+    was_initialized = any(c.type == "Initialized" and c.status == "True" for c in before)
     containers = _containers_ready(pod, statuses, phase)
     return [
         Told("PodReadyToStartContainers", has_sandbox),
-        _initialized(pod, statuses, phase),
+        _initialized(pod, statuses, phase, was_so=was_initialized),
         _ready(pod, containers, others),
         containers,
         Told("PodScheduled", True),
@@ -155,11 +155,11 @@ def _gate_message(gate: str, status: str | None) -> str:
     return f'the status of pod readiness gate "{gate}" is not "True", but {status}'
 
 
-def _initialized(pod: v1.Pod, statuses: Statuses, phase: str) -> Told:
+def _initialized(pod: v1.Pod, statuses: Statuses, phase: str, *, was_so: bool) -> Told:
     kind = "Initialized"
     if phase == "Succeeded":
         return Told(kind, True, "PodCompleted")
-    if any(_has_started(statuses.get(c.name)) for c in regular_containers(pod)):
+    if was_so or any(_is_past_waiting(statuses.get(c.name)) for c in regular_containers(pod)):
         return Told(kind, True)
     incomplete = [
         container.name
@@ -170,6 +170,26 @@ def _initialized(pod: v1.Pod, statuses: Statuses, phase: str) -> Told:
         message = f"containers with incomplete status: {_listed(incomplete)}"
         return Told(kind, False, "ContainersNotInitialized", message)
     return Told(kind, True)
+
+
+def _is_past_waiting(status: v1.ContainerStatus | None) -> bool:
+    return _running(status) or _state(status).terminated is not None
+
+
+def has_initialized(pod: v1.Pod, statuses: Statuses) -> bool:
+    """Whether anything tells that the containers after the init containers have had their turn."""
+    if not init_containers(pod):
+        return True
+    if any(
+        status is not None and (_state(status).waiting is None or _end(status) is not None)
+        for status in (statuses.get(c.name) for c in regular_containers(pod))
+    ):
+        return True
+    last = init_containers(pod)[-1]
+    status, end = statuses.get(last.name), _end(statuses.get(last.name))
+    if is_sidecar(last):
+        return _running(status) and bool(status and status.started)
+    return end is not None and end.exitCode == 0
 
 
 def _is_initialized(container: v1.Container, status: v1.ContainerStatus | None) -> bool:

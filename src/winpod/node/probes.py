@@ -16,11 +16,11 @@ from typing import Any, Literal
 from lightkube.models import core_v1 as v1
 
 from winpod.node.checks import GOOD, Answer, Checks
+from winpod.node.container_states import container_id
 from winpod.node.health import Health, Result, Run
 from winpod.node.pods import init_containers, is_sidecar, regular_containers
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.sources import Reporter
-from winpod.node.status import container_id
 from winpod.windows.errors import WinpodError
 
 Kind = Literal["startup", "liveness", "readiness"]

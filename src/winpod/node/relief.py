@@ -27,11 +27,11 @@ from winpod.node.eviction import (
     shortages,
 )
 from winpod.node.image_garbage import ImageGarbage
+from winpod.node.known import Why
 from winpod.node.means import Means
 from winpod.node.measuring import measure_containers, measure_disks, measure_node
 from winpod.node.phase import Told
 from winpod.node.pods import uid_of
-from winpod.node.status import Why
 
 _GRACE = 1.0
 _LONGEST_END = 30.0

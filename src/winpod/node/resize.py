@@ -52,7 +52,10 @@ _Resources = Mapping[str, v1.ResourceRequirements | None]
 
 
 def _by_name(pod: v1.Pod) -> _Resources:
-    return {container.name: container.resources for container in spec_of(pod).containers}
+    return {
+        container.name: container.resources or v1.ResourceRequirements()
+        for container in spec_of(pod).containers
+    }
 
 
 def _with_resources(pod: v1.Pod, given: _Resources) -> v1.Pod:

@@ -14,6 +14,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
+from winpod.node.container_states import container_id
 from winpod.node.engine import PodFound
 from winpod.node.logs import Line, Log, Printer, log_time
 from winpod.node.means import utc_now
@@ -25,7 +26,6 @@ from winpod.node.server_parts import (
     pod_of,
     says_yes,
 )
-from winpod.node.status import container_id
 from winpod.windows.errors import InvalidInput, Unavailable
 
 _LOOK_SECONDS = 1.0

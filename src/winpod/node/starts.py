@@ -16,12 +16,12 @@ from lightkube.models import core_v1 as v1
 from winpod.node.backoff import Backoff, show_wait
 from winpod.node.beginning import StartFailed, after_start, get_images, start_container
 from winpod.node.ending import end_container
+from winpod.node.known import Why
 from winpod.node.means import Means
 from winpod.node.pods import grace_seconds, show, uid_of
 from winpod.node.pulling import PullFailed
 from winpod.node.requests import container_hash
 from winpod.node.seen import ContainerSeen, PodSeen
-from winpod.node.status import Why
 from winpod.node.volumes import Mounted
 
 RETRY_SECONDS = 10.0

@@ -14,11 +14,11 @@ from typing import Protocol
 from lightkube.models import core_v1 as v1
 
 from winpod.node.admission import Lack, Taken, lacks, refusal
+from winpod.node.known import Why
 from winpod.node.means import Means
 from winpod.node.phase import Told
 from winpod.node.pods import grace_seconds, is_critical, uid_of
 from winpod.node.preemption import NotEnough, to_preempt
-from winpod.node.status import Why
 
 _PREEMPTED = Why("Preempting", "Preempted in order to admit critical pod")
 _TARGET = Told(

@@ -31,6 +31,7 @@ from winpod.node.ending import (
 )
 from winpod.node.eviction import EVICTED
 from winpod.node.health import Result
+from winpod.node.known import Known, Why
 from winpod.node.means import Means
 from winpod.node.phase import Told
 from winpod.node.pods import ENDED, grace_seconds, is_deleted, show, uid_of
@@ -39,7 +40,7 @@ from winpod.node.requests import container_resources, spec_of
 from winpod.node.resize import allocate, as_given, is_resized
 from winpod.node.seen import ContainerSeen, PodSeen
 from winpod.node.starts import RETRY_SECONDS, SOON_SECONDS, Interrupted, Starts
-from winpod.node.status import Known, Why, make_status, rejected
+from winpod.node.status import make_status, rejected
 from winpod.node.tidying import remove_logs, tidy
 from winpod.node.volumes import Mounted
 from winpod.windows.errors import Unavailable, WinpodError
