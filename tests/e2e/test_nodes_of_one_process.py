@@ -48,7 +48,7 @@ def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodePr
                 cluster.until(f"{name} is ready", partial(is_ready, plane, name))
             yield process
         finally:
-            cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+            cluster.kubectl("delete", "pods", "--all", "-n", NAMESPACE, "--timeout=60s")
             for name in BUILDS:
                 plane.request("DELETE", f"/api/v1/nodes/{name}")
                 remove_sandboxes(tmp_path / f"root/nodes/{name}/cri.sock")
