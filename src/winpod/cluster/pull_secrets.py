@@ -1,4 +1,4 @@
-"""Pull secrets of pods that are asked about: read when needed, kept for a minute, never followed."""
+"""Pull secrets of pods: read when somebody asks, kept for a minute, never followed."""
 
 from __future__ import annotations
 
