@@ -1,0 +1,70 @@
+"""What a new agent knows of pods that an old one has looked after."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from lightkube.models import core_v1 as v1
+
+from tests.node.small_node import SmallNode, pod_of
+from tests.node.test_engine import UID, client, container, image, is_ready, node
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.node.pods import with_fields
+
+__all__ = ["client", "image", "node"]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["status told", "status lost"])
+async def test_a_new_agent_keeps_how_a_container_ended_and_how_often(
+    node: SmallNode, client: Client, image: str, is_told: bool
+) -> None:
+    pod = pod_of(image)
+    async with node.engine(client) as engine:
+        engine.set(pod)
+        for restarts in range(3):
+            await node.until(partial(is_up, node, restarts))
+            if restarts < 2:
+                found = engine.find_container("shop", "web", "app")
+                assert found
+                request = api.StopContainerRequest(container_id=found.id, timeout=0)
+                await client.call("StopContainer", request)
+    before = container(node.said.last(UID))
+    assert before.lastState.terminated.containerID != before.containerID
+    node.said.statuses.clear()
+    async with node.engine(client) as engine:
+        status = v1.PodStatus(containerStatuses=[before]) if is_told else None
+        await engine.replace([with_fields(pod, status=status)])
+        await node.until(lambda: is_ready(node.said.last(UID)))
+    assert [container(status) for status in node.said.statuses[UID]] == [before]
+
+
+async def test_a_new_agent_keeps_what_probes_found_until_they_find_otherwise(
+    node: SmallNode, client: Client, image: str
+) -> None:
+    pod = pod_of(image, "web", "serve", "serve", with_each=[answering("0"), answering("1")])
+    async with node.engine(client) as engine:
+        engine.set(pod)
+        await node.until(lambda: container(node.said.last(UID), "app").ready)
+        await node.until(lambda: container(node.said.last(UID), "app-1").started)
+    before = node.said.last(UID)
+    node.said.statuses.clear()
+    async with node.engine(client) as engine:
+        await engine.replace([with_fields(pod, status=before)])
+        await node.until(lambda: UID in node.said.statuses)
+        first = node.said.statuses[UID][0]
+    assert container(first, "app").ready
+    assert container(first, "app-1").started
+    assert not container(first, "app-1").ready
+
+
+def answering(code: str) -> dict[str, Any]:
+    return {
+        "startupProbe": {"exec": {"command": ["simulate", "0"]}, "periodSeconds": 1},
+        "readinessProbe": {"exec": {"command": ["simulate", code]}, "periodSeconds": 1},
+    }
+
+
+def is_up(node: SmallNode, restarts: int) -> bool:
+    status = node.said.last(UID)
+    return is_ready(status) and container(status).restartCount == restarts
