@@ -1,21 +1,30 @@
 """Certificates of a node that end soon, and authorities that change, while the node goes on."""
 
+import asyncio
 import base64
 import http.client
 import json
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from lightkube.models import authentication_v1
 from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.certificates import Certificate, new_authority
 from tests.e2e.node_process import NodeProcess, eventually, is_ready, node, simulated_runtime
+
+from winpod.node.access import Access, read_kubeconfig, token_access, write_kubeconfig
+from winpod.node.api import ApiServer
+from winpod.node.certificates import Key, of_node, utc_now, write_chain
+from winpod.node.credentials import Identity, keep_access, keep_client
+from winpod.windows.errors import Unavailable
 
 NAME = "short-win"
 USER = f"system:node:{NAME}"
@@ -134,6 +143,43 @@ def test_certificates_are_renewed_in_time_and_authorities_believed_without_a_res
     assert short_lived.status_for(old) == HTTPStatus.OK
     assert is_ready(short_lived.plane, NAME)
     assert "goes on with the new credentials" in short_lived.process.log.read_text()
+
+
+async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_the_beginning(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    identity = Identity("late-win", tmp_path / "kubeconfig", tmp_path / "pki")
+    key, long_ago = Key.new(), utc_now() - timedelta(days=400)
+    write_chain(identity.client, key.self_signed(of_node("late-win"), long_ago), key)
+    authority = control_plane.authority.read_bytes()
+    write_kubeconfig(identity.kubeconfig, control_plane.server, authority, identity.client)
+    with bootstrap_token_of(control_plane) as token:
+
+        async def joining() -> Access:
+            return token_access(control_plane.server, token, authority)
+
+        access = read_kubeconfig(identity.kubeconfig)
+        server = ApiServer(access)
+        kept = asyncio.gather(
+            keep_client(identity, server, joining), keep_access(identity, access, server)
+        )
+        try:
+            async with asyncio.timeout(40):
+                while not await is_known(server):  # noqa: ASYNC110
+                    await asyncio.sleep(0.3)
+        finally:
+            kept.cancel()
+            await server.close()
+
+
+async def is_known(server: ApiServer) -> bool:
+    review = authentication_v1.SelfSubjectReview()
+    try:
+        answer = await server.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+    except Unavailable:
+        return False
+    user = answer.status.userInfo if answer.status else None
+    return user is not None and user.username == "system:node:late-win"
 
 
 def believe(kubeconfig: Path, *authorities: Path) -> None:

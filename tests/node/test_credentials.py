@@ -1,5 +1,6 @@
 """Certificates of a node, and clusters that prove that they know a token."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -19,8 +20,9 @@ from winpod.node.certificates import (
     read_validity,
     write_chain,
 )
-from winpod.node.credentials import Identity, ensure_serving
+from winpod.node.credentials import Identity, ensure_serving, needs_bootstrap
 from winpod.node.discovery import is_signed
+from winpod.node.joining import Cluster
 from winpod.windows.errors import Unavailable
 
 NOW = datetime.now(UTC)
@@ -98,6 +100,30 @@ def test_who_the_server_no_longer_knows_reads_its_certificate_again(tmp_path: Pa
     renew()
     assert access.read_again()
     assert access.trust is not first
+
+
+async def test_a_node_that_has_joined_comes_back_without_its_token(tmp_path: Path) -> None:
+    identity = Identity("win-1", tmp_path / "kubeconfig", tmp_path / "pki")
+    key = Key.new()
+    write_chain(identity.client, key.self_signed(of_node("win-1"), NOW), key)
+    write_kubeconfig(identity.kubeconfig, "https://127.0.0.1:1", b"", identity.client)
+    cluster = Cluster(
+        identity.kubeconfig, server="https://127.0.0.1:1", token="abcdef.0123456789abcdef"
+    )
+    async with asyncio.timeout(5):
+        assert (await cluster.access(identity)).chain == identity.client.read_bytes()
+
+
+def test_a_certificate_that_is_over_makes_a_node_join_anew(tmp_path: Path) -> None:
+    identity = Identity("win-1", tmp_path / "kubeconfig", tmp_path / "pki")
+    assert needs_bootstrap(identity)
+    key = Key.new()
+    for began, is_needed in ((NOW, False), (NOW - timedelta(days=400), True)):
+        write_chain(identity.client, key.self_signed(of_node("win-1"), began), key)
+        write_kubeconfig(identity.kubeconfig, "https://127.0.0.1:1", b"", identity.client)
+        assert needs_bootstrap(identity) == is_needed
+    identity.client.unlink()
+    assert not needs_bootstrap(identity)
 
 
 def test_an_authority_that_is_replaced_is_noticed_and_believed(tmp_path: Path) -> None:

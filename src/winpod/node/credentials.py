@@ -18,7 +18,7 @@ from pathlib import Path
 from lightkube.models import certificates_v1 as certificates
 from lightkube.models.meta_v1 import ObjectMeta
 
-from winpod.node.access import Access, read_kubeconfig, write_kubeconfig
+from winpod.node.access import Access, write_kubeconfig
 from winpod.node.api import ApiServer
 from winpod.node.certificates import (
     Key,
@@ -69,21 +69,20 @@ class Identity:
         return self.folder / "serving.pem"
 
 
-async def joined(identity: Identity, bootstrap: Access | None) -> Access:
-    """Access as this node: as its kubeconfig says, else by asking for a certificate."""
-    validity = read_validity(identity.client)
-    expired = validity is not None and not validity.is_good(utc_now())
-    if identity.kubeconfig.exists() and not (expired and bootstrap):
-        return read_kubeconfig(identity.kubeconfig)
-    if bootstrap is None:
-        return read_kubeconfig(identity.kubeconfig)  # which says what is missing
-    api = ApiServer(bootstrap)
+def needs_bootstrap(identity: Identity) -> bool:
+    """Whether there is no kubeconfig yet, or the certificate that was made for it is over."""
+    is_over = identity.client.exists() and not _is_good(identity.client)
+    return is_over or not identity.kubeconfig.exists()
+
+
+async def bootstrap(identity: Identity, access: Access) -> None:
+    """Ask for a certificate as somebody who may join, and write the kubeconfig that names it."""
+    api = ApiServer(access)
     try:
         await _renew_client(identity, api)
     finally:
         await api.close()
-    write_kubeconfig(identity.kubeconfig, bootstrap.url, bootstrap.authority, identity.client)
-    return read_kubeconfig(identity.kubeconfig)
+    write_kubeconfig(identity.kubeconfig, access.url, access.authority, identity.client)
 
 
 async def keep_access(identity: Identity, access: Access, api: ApiServer) -> None:
@@ -107,15 +106,27 @@ def write_authority(identity: Identity, access: Access) -> None:
         write_whole(file, access.authority)
 
 
-async def keep_client(identity: Identity, api: ApiServer) -> None:
-    """Renew the certificate that was bootstrapped, for as long as this runs."""
-    await _keep(identity.client, lambda: _renew_client(identity, api))
+async def keep_client(
+    identity: Identity, api: ApiServer, joining: Callable[[], Awaitable[Access | None]]
+) -> None:
+    """Renew the certificate that was bootstrapped, for as long as this runs.
+
+    One that is over, after a long sleep or a jump of the clock, is asked for as at the beginning.
+    """
+
+    async def renew() -> None:
+        access = None if _is_good(identity.client) else await joining()
+        if access:
+            await bootstrap(identity, access)
+        else:
+            await _renew_client(identity, api)
+
+    await _keep(identity.client, renew)
 
 
 def ensure_serving(identity: Identity, subject: Subject) -> None:
     """Something to serve with before anybody signed: the last certificate, else its own word."""
-    validity = read_validity(identity.serving)
-    if validity is None or not validity.is_good(utc_now()):
+    if not _is_good(identity.serving):
         key = Key.new()
         write_chain(identity.serving, key.self_signed(subject, utc_now()), key)
 
@@ -136,6 +147,11 @@ async def _renew_client(identity: Identity, api: ApiServer) -> None:
     key = Key.new()
     request = key.request(of_node(identity.node))
     write_chain(identity.client, await _signed(api, request, CLIENT_SIGNER, "client auth"), key)
+
+
+def _is_good(chain: Path) -> bool:
+    validity = read_validity(chain)
+    return validity is not None and validity.is_good(utc_now())
 
 
 async def _keep(

@@ -27,11 +27,12 @@ from winpod.node.api_source import ApiObjects, ClusterWide, of_node
 from winpod.node.certificates import Subject
 from winpod.node.credentials import (
     Identity,
+    bootstrap,
     ensure_serving,
-    joined,
     keep_access,
     keep_client,
     keep_serving,
+    needs_bootstrap,
     write_authority,
 )
 from winpod.node.discovery import discover
@@ -75,11 +76,13 @@ class Cluster:
         return await discover(self.server, self.token)
 
     async def access(self, identity: Identity) -> Access:
-        """Asked for until there is somebody to ask."""
+        """As the kubeconfig says; a bootstrap that it takes is tried until it is answered."""
         while True:
             try:
-                needed = not identity.kubeconfig.exists() or identity.client.exists()
-                return await joined(identity, await self.bootstrap() if needed else None)
+                joining = await self.bootstrap() if needs_bootstrap(identity) else None
+                if joining:
+                    await bootstrap(identity, joining)
+                return read_kubeconfig(identity.kubeconfig)
             except Unavailable as error:
                 _log.warning("the node waits for its cluster: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -216,7 +219,9 @@ def _files(node: Joined, subject: Subject, access: Access) -> ServingFiles:
 async def _client_kept(node: Joined, server: ApiServer) -> None:
     """A certificate that somebody else gave is theirs to renew."""
     if node.identity.client.exists():
-        await for_good("client certificate", lambda: keep_client(node.identity, server))
+        await for_good(
+            "client certificate", lambda: keep_client(node.identity, server, node.cluster.bootstrap)
+        )
 
 
 async def _serving_kept(node: Joined, subject: Subject, server: ApiServer) -> None:
