@@ -30,6 +30,7 @@ class Subject:
     uid: str
     version: str = ""
     field: str = ""
+    api_version: str = "v1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 Nobody waits for the server. Of a pod only its newest status is told, and only what has changed in
 it; while the server does not answer, it waits here. What others wrote over it is told again. A
-deleted pod is let go of after its last status was told. Events are told in their order, and the
-oldest are lost where there are too many.
+deleted pod is let go of after its last status was told.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.node.api import ApiServer, Refused
-from winpod.node.event_series import Event, EventSeries, Subject, Telling
+from winpod.node.event_series import Event, Subject
+from winpod.node.event_telling import EventTelling
 from winpod.node.means import utc_now
-from winpod.node.pods import ENDED, field_path, is_deleted, show, uid_of, whole_seconds
+from winpod.node.pods import ENDED, field_path, is_deleted, show, uid_of
 from winpod.node.requests import metadata_of
 from winpod.node.sources import Kind
 from winpod.node.static_pods import is_static
@@ -33,7 +31,6 @@ from winpod.windows.errors import Unavailable, WinpodError
 
 _AT_ONCE = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
-_MOST_EVENTS = 1000
 _COMPONENT = "kubelet"
 _log = logging.getLogger(__name__)
 
@@ -64,17 +61,14 @@ class ApiReporter:
         self._api = api
         self._node = node
         self._timings = timings
-        self._clock = clock
         self._forgotten = forgotten
         self._pods: dict[str, _Pod] = {}
         self._queue: asyncio.Queue[str] = asyncio.Queue()
-        self._series = EventSeries()
-        self._events: deque[Telling] = deque(maxlen=_MOST_EVENTS)
-        self._has_events = asyncio.Event()
+        self._events = EventTelling(api, _COMPONENT, node, clock)
 
     async def run(self) -> None:
         workers = [self._tell_pods() for _ in range(_AT_ONCE)]
-        await asyncio.gather(self._tell_events(), *workers)
+        await asyncio.gather(self._events.run(), *workers)
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         known = self._known(pod)
@@ -115,11 +109,11 @@ class ApiReporter:
             metadata.resourceVersion or "",
             field_path(pod, container) if container else "",
         )
-        self._tell(Event(subject, kind, reason, message))
+        self._events.tell(Event(subject, kind, reason, message))
 
     def node_event(self, kind: Kind, reason: str, message: str) -> None:
         """About the node itself; its uid is its name, since it tells before it has one."""
-        self._tell(Event(Subject("Node", "", self._node, self._node), kind, reason, message))
+        self._events.tell(Event(Subject("Node", "", self._node, self._node), kind, reason, message))
 
     def _known(self, pod: v1.Pod) -> _Pod:
         known = self._pods.get(uid_of(pod))
@@ -201,49 +195,6 @@ class ApiReporter:
         if self._forgotten:
             self._forgotten(uid)
 
-    def _tell(self, event: Event) -> None:
-        if telling := self._series.take(event, self._clock()):
-            self._events.append(telling)
-            self._has_events.set()
-
-    async def _tell_events(self) -> None:
-        wait = _FIRST_WAIT
-        while True:
-            await self._has_events.wait()
-            while self._events:
-                telling = self._events[0]
-                try:
-                    async with self._api.event_turns:
-                        await self._tell_event(telling)
-                    wait = _FIRST_WAIT
-                except Unavailable:
-                    await asyncio.sleep(wait)
-                    wait = min(wait * 2, _LONGEST_WAIT)
-                    continue
-                except WinpodError as error:
-                    _log.info("the event %s was not taken: %s", telling.event.reason, error)
-                if self._events and self._events[0] is telling:
-                    self._events.popleft()
-            self._has_events.clear()
-
-    async def _tell_event(self, telling: Telling) -> None:
-        namespace = telling.event.subject.namespace or "default"
-        path = f"/api/v1/namespaces/{namespace}/events"
-        if telling.count > 1:
-            counted = {
-                "count": telling.count,
-                "lastTimestamp": whole_seconds(telling.last),
-                "message": telling.event.message,
-            }
-            try:
-                await self._api.patch(v1.Event, f"{path}/{telling.name}", counted)
-            except Refused as error:
-                if not error.is_missing:
-                    raise
-            else:
-                return
-        await self._api.create(path, _event(telling, namespace, self._node))
-
 
 def _raise_unless_settled(error: Refused) -> None:
     """A pod that is gone, or another by now, has nothing to be told."""
@@ -256,28 +207,3 @@ def _raise_unless_settled(error: Refused) -> None:
 def _version(pod: v1.Pod) -> int:
     """Later ones are greater."""
     return int(metadata_of(pod).resourceVersion or 0)
-
-
-def _event(telling: Telling, namespace: str, node: str) -> v1.Event:
-    event, subject = telling.event, telling.event.subject
-    return v1.Event(
-        metadata=ObjectMeta(name=telling.name, namespace=namespace),
-        involvedObject=v1.ObjectReference(
-            apiVersion="v1",
-            kind=subject.kind,
-            namespace=subject.namespace or None,
-            name=subject.name,
-            uid=subject.uid,
-            resourceVersion=subject.version or None,
-            fieldPath=subject.field or None,
-        ),
-        type=event.kind,
-        reason=event.reason,
-        message=event.message,
-        count=telling.count,
-        firstTimestamp=whole_seconds(telling.first),
-        lastTimestamp=whole_seconds(telling.last),
-        source=v1.EventSource(component=_COMPONENT, host=node),
-        reportingComponent=_COMPONENT,
-        reportingInstance=node,
-    )
