@@ -150,6 +150,12 @@ _WORKLOADS: dict[tuple[str, str], Path] = {
     ("batch", "CronJob"): ("spec", "jobTemplate", *_TEMPLATE),
 }
 
+
+def template_path(version: str, kind: str) -> Path | None:
+    """Where the pod of an object stands, such as `spec.template`; None where it makes no pods."""
+    return _WORKLOADS.get((version.rpartition("/")[0], kind))
+
+
 _GROUPS = {kind: group for group, kind in _WORKLOADS if group} | {"RuntimeClass": "node.k8s.io"}
 _GONE_GROUPS = ("", "extensions")
 """Groups that these kinds are not of, or not any more."""

@@ -1,0 +1,228 @@
+"""What becomes of a pod that somebody wants to create: what is added, what is said, or a refusal.
+
+Pure. Whether a pod runs is `windows.placement`'s to say; here is decided what to do about it.
+Nothing that the author wrote is changed. A pod is refused only where no node can ever run it, on
+facts: what is not known, or may change by itself, gives a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from winpod.cluster.admission_patches import patches_for
+from winpod.cluster.choosing import Choice, as_written, choose, may_come
+from winpod.cluster.contradictions import find_contradiction
+from winpod.cluster.looking_up import Found
+from winpod.cluster.reasons import describe_placement, describe_stray
+from winpod.cluster.settings import Settings
+from winpod.node.manifests import template_path
+from winpod.windows.advice import advise
+from winpod.windows.errors import InvalidInput
+from winpod.windows.objects import Pod
+from winpod.windows.placement import Cluster, intended_os
+from winpod.windows.pod_api import Behaviour, lint_pod
+from winpod.windows.reading import At, Path, show_path
+from winpod.windows.scheduling import is_out_of_reach
+from winpod.windows.starting import Images
+from winpod.windows.verdicts import Cause, Outcome, Placement, Status
+
+_MIRROR = "kubernetes.io/config.mirror"
+_MOST_WARNINGS = 10
+_PASSING = frozenset((Cause.TAINT, Cause.CORDONED, Cause.RESOURCES))
+"""What may change while a pod waits."""
+
+Looked = Mapping[str, Found]
+"""What each image of a pod was found to be."""
+
+
+class Fate(StrEnum):
+    NOT_WINDOWS = "not-windows"
+    RUNS = "runs"
+    WAITS = "waits"
+    UNKNOWN = "unknown"
+    MAY_FAIL = "may-fail"
+    CANNOT_RUN = "cannot-run"
+    CONTRADICTS = "contradicts"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`patches` are of JSON Patch; a pod with a `refusal` is not let in."""
+
+    fate: Fate = Fate.NOT_WINDOWS
+    patches: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is to be said of a pod; `is_fatal` where it is a refusal."""
+
+    fate: Fate
+    sentence: str = ""
+    is_fatal: bool = False
+
+
+def read_pod(obj: Mapping[str, Any]) -> Pod | None:
+    """None for what is not ours to judge: a node's own pod, or one that the API server refuses."""
+    try:
+        if At(obj).get("metadata", "annotations", _MIRROR):
+            return None
+        return Pod.from_template(obj)
+    except InvalidInput:
+        return None
+
+
+def read_template(obj: Mapping[str, Any]) -> tuple[Mapping[str, Any], Path, Pod] | None:
+    """The template of a workload, where it stands, and its pod; None where there is none."""
+    try:
+        path = template_path(At(obj).get("apiVersion").text(), At(obj).get("kind").text())
+        if not path:
+            return None
+        template = At(obj).get(*map(str, path))
+        every_node = obj.get("kind") == "DaemonSet"
+        pod = Pod.from_template(template.value, path, every_node=every_node)
+    except InvalidInput:
+        return None
+    return template.value, path, pod
+
+
+def stated_os(pod: Pod, cluster: Cluster) -> str:
+    """What its author says a pod is for; empty where only its images can tell."""
+    return intended_os(pod, cluster.classes, {}, cluster.handlers)
+
+
+def decide(
+    obj: Mapping[str, Any],
+    cluster: Cluster,
+    looked: Looked,
+    settings: Settings,
+    retiring: Mapping[str, str],
+) -> Decision:
+    """About a Pod object that is to be created. `retiring` are classes with their sentences."""
+    pod = read_pod(obj)
+    if pod is None:
+        return Decision()
+    return _decide(obj, ("spec",), pod, cluster, looked, settings, retiring)
+
+
+def decide_template(
+    obj: Mapping[str, Any],
+    cluster: Cluster,
+    looked: Looked,
+    settings: Settings,
+    retiring: Mapping[str, str],
+) -> Decision:
+    """About a workload: what its pods would meet, as warnings. It is never refused."""
+    found = read_template(obj)
+    if found is None:
+        return Decision()
+    template, path, pod = found
+    decision = _decide(template, (*path, "spec"), pod, cluster, looked, settings, retiring)
+    refused = f"pods of this {obj['kind']} will be refused: {decision.refusal}"
+    told = (refused, *decision.warnings) if decision.refusal else decision.warnings
+    return replace(decision, patches=(), warnings=told, refusal="")
+
+
+def _decide(
+    obj: Mapping[str, Any],
+    spec_path: Path,
+    pod: Pod,
+    cluster: Cluster,
+    looked: Looked,
+    settings: Settings,
+    retiring: Mapping[str, str],
+) -> Decision:
+    pod = as_written(pod, cluster.classes)
+    certain = {text: f.image for text, f in looked.items() if f.image and f.is_certain}
+    unknown = tuple(dict.fromkeys(f.problem for f in looked.values() if f.problem))
+    contradiction = find_contradiction(pod, cluster, certain)
+    if contradiction:
+        return Decision(Fate.CONTRADICTS, refusal=contradiction)
+    if intended_os(pod, cluster.classes, certain, cluster.handlers) != "windows":
+        return Decision(warnings=tuple(f"winpod has not looked at this: {u}" for u in unknown))
+    if sentence := retiring.get(pod.runtime_class):
+        return Decision(Fate.RETIRED, refusal=_retired(pod.runtime_class, sentence))
+    if unknown and not settings.admission.fail_open:
+        return Decision(Fate.UNKNOWN, refusal=_unchecked(unknown))
+    images: Images = {text: f.image for text, f in looked.items() if f.image}
+    choice = choose(pod, cluster, images, settings, retiring)
+    answer = _judge(choice, cluster, images, retiring)
+    may_refuse = settings.admission.refuse_unplaceable or answer.fate is Fate.RETIRED
+    is_fatal = answer.is_fatal and may_refuse and not unknown
+    patches = () if is_fatal else patches_for(obj, choice, unknown)
+    is_told = not is_fatal and not (unknown and answer.fate is Fate.UNKNOWN)
+    warnings = (
+        *((_unchecked(unknown),) if unknown else ()),
+        *((answer.sentence,) if answer.sentence and is_told else ()),
+        *_field_warnings(obj, spec_path, choice.placement),
+    )
+    return Decision(
+        Fate.UNKNOWN if unknown else answer.fate,
+        patches,
+        warnings[:_MOST_WARNINGS],
+        answer.sentence if is_fatal else "",
+    )
+
+
+def _retired(name: str, sentence: str) -> str:
+    return f"RuntimeClass {name} takes no new pods: {sentence}"
+
+
+def _unchecked(problems: Iterable[str]) -> str:
+    return f"whether this pod fits a node could not be checked: {' '.join(problems)}"
+
+
+def _judge(
+    choice: Choice, cluster: Cluster, images: Images, retiring: Mapping[str, str]
+) -> _Answer:
+    pod, placement = choice.pod, choice.placement
+    if choice.retiring:
+        sentence = _retired(choice.retiring, retiring[choice.retiring])
+        return _Answer(Fate.RETIRED, sentence, is_fatal=True)
+    if placement.status is Status.RUNS:
+        return _Answer(Fate.RUNS)
+    why_not = describe_placement(placement, cluster)
+    match placement.status:
+        case Status.UNKNOWN:
+            return _Answer(Fate.UNKNOWN, f"it is not sure to run: {why_not}")
+        case Status.WAITS:
+            return _Answer(Fate.WAITS, f"it has to wait: {why_not}")
+        case Status.MAY_FAIL:
+            advice = _advice(pod, placement, cluster, images)
+            return _Answer(Fate.MAY_FAIL, f"{describe_stray(placement)}{advice}")
+    if may_come(pod, cluster, images):
+        return _Answer(Fate.WAITS, f"it has to wait for a node that is not there: {why_not}")
+    advice = _advice(pod, placement, cluster, images)
+    if _only_has_to_wait(placement):
+        return _Answer(Fate.WAITS, f"no node takes it now: {why_not}{advice}")
+    sentence = f"no node can run this pod: {why_not}{advice}"
+    return _Answer(Fate.CANNOT_RUN, sentence, is_fatal=True)
+
+
+def _only_has_to_wait(placement: Placement) -> bool:
+    """Some node would run it, if it were not for a taint, a cordon, or a lack of room."""
+    return not placement.refusals and any(
+        verdict.outcome is Outcome.BLOCKED
+        and not is_out_of_reach(verdict.reasons)
+        and all(reason.cause in _PASSING for reason in verdict.reasons)
+        for verdict in placement.verdicts
+    )
+
+
+def _advice(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> str:
+    changes = advise(pod, placement, cluster, images)
+    return f" To run it: {'; '.join(changes)}." if changes else ""
+
+
+def _field_warnings(obj: Mapping[str, Any], spec_path: Path, placement: Placement) -> Iterable[str]:
+    """Fields that the API server lets through and Windows does not know."""
+    builds = {v.kernel for v in placement.verdicts if v.kernel and v.outcome is Outcome.RUNS}
+    for finding in lint_pod(obj["spec"], builds=builds):
+        if finding.behaviour in (Behaviour.IGNORED, Behaviour.FAILS):
+            yield f"{show_path(spec_path)}.{finding.sentence}"

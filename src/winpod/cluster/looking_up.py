@@ -1,0 +1,178 @@
+"""What images are, for those who cannot wait: answers are kept, shared, and given in time.
+
+What a digest names is kept for ever, as far as there is room; what a tag names, for a while, and
+longer where the registry does not answer; a failure, shortly. Many who ask at once are one lookup,
+which goes on after the time of those who asked is up, so that the next who asks is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from winpod.cluster.metrics import AdmissionMetrics
+from winpod.images.cache import Cache
+from winpod.images.errors import ImageNotFound
+from winpod.images.manifests import Descriptor
+from winpod.images.references import Reference, parse_reference
+from winpod.images.source import ImageSources, guess_from_tag, parse_layout_name
+from winpod.windows.errors import InvalidInput, PermissionDenied, WinpodError
+from winpod.windows.platforms import Image
+
+Secrets = Sequence[Mapping[str, Any]]
+_MOST = 10_000
+_FAILURE_SECONDS = 10.0
+_LOOKUP_SECONDS = 30.0
+_AT_ONCE = 16
+"""Lookups at one registry; a slow one does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an image is, or why that is not known; then `image` is at best a guess from its tag."""
+
+    image: Image | None
+    problem: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    found: Found
+    until: float
+
+
+_Key = tuple[str, str]
+
+
+class Images:
+    """Close it at the end. `tag_seconds` is asked each time, since settings change."""
+
+    def __init__(self, tag_seconds: Callable[[], float], metrics: AdmissionMetrics) -> None:
+        self._tag_seconds = tag_seconds
+        self._metrics = metrics
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._under_way: dict[_Key, asyncio.Task[Found]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def close(self) -> None:
+        tasks = tuple(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def describe(self, text: str, secrets: Secrets, budget: float) -> Found:
+        """Never raises, and answers within `budget` seconds."""
+        try:
+            reference = _reference(text)
+        except InvalidInput as error:
+            return Found(None, str(error))
+        key = _key(reference, secrets)
+        if fresh := self._fresh(key):
+            self._metrics.count_lookup("kept")
+            return fresh
+        if key not in self._under_way:
+            task = asyncio.create_task(self._look_up(key, reference, secrets))
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+            self._under_way[key] = task
+        try:
+            async with asyncio.timeout(budget):
+                return await asyncio.shield(self._under_way[key])
+        except TimeoutError:
+            self._metrics.count_lookup("late")
+            problem = f'"{reference.familiar}" could not be looked up within {budget:.1f} s.'
+            return self._stale(key) or Found(guess_from_tag(reference), problem)
+
+    def known(self, text: str) -> Found | None:
+        """What is known already of an image that everybody may pull; nobody is asked."""
+        try:
+            return self._fresh(_key(_reference(text), ()))
+        except InvalidInput:
+            return None
+
+    def _fresh(self, key: _Key) -> Found | None:
+        kept = self._kept.get(key)
+        if kept is None or time.monotonic() >= kept.until:
+            return None
+        self._kept.move_to_end(key)
+        return kept.found
+
+    def _stale(self, key: _Key) -> Found | None:
+        """What was known once: better than nothing while the registry says nothing."""
+        kept = self._kept.get(key)
+        return kept.found if kept and kept.found.is_certain else None
+
+    async def _look_up(self, key: _Key, reference: Reference, secrets: Secrets) -> Found:
+        turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(_AT_ONCE))
+        async with turn:
+            began = time.monotonic()
+            try:
+                async with ImageSources(
+                    cache=_KEEPS_NOTHING, sizes=False, time_limit=_LOOKUP_SECONDS
+                ) as sources:
+                    found = Found(await sources.describe(str(reference), secrets))
+                    seconds = float("inf") if reference.digest else self._tag_seconds()
+                    result = "found"
+            except WinpodError as error:
+                found, seconds, result = self._failed(key, reference, error)
+            self._metrics.count_lookup(result, time.monotonic() - began)
+        self._keep(key, _Kept(found, time.monotonic() + seconds))
+        return found
+
+    def _failed(
+        self, key: _Key, reference: Reference, error: WinpodError
+    ) -> tuple[Found, float, str]:
+        if isinstance(error, ImageNotFound):
+            return Found(None, error.sentence), _FAILURE_SECONDS, "missing"
+        denied = isinstance(error, PermissionDenied)
+        if not denied and (stale := self._stale(key)):
+            return stale, _FAILURE_SECONDS, "stale"
+        guess = Found(guess_from_tag(reference), error.sentence)
+        return guess, _FAILURE_SECONDS, "denied" if denied else "failed"
+
+    def _keep(self, key: _Key, kept: _Kept) -> None:
+        self._kept[key] = kept
+        self._kept.move_to_end(key)
+        if len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
+
+
+def _reference(text: str) -> Reference:
+    if parse_layout_name(text):
+        raise InvalidInput(f'"{text}" is a directory or file of a node, which only the node reads.')
+    return parse_reference(text)
+
+
+def _key(reference: Reference, secrets: Secrets) -> _Key:
+    """Who may pull one image and who may not are told apart, and no secret is kept."""
+    if not secrets:
+        return (str(reference), "")
+    text = json.dumps(secrets, sort_keys=True, default=str)
+    return (str(reference), hashlib.sha256(text.encode()).hexdigest())
+
+
+class _NoCache(Cache):
+    """Documents are not kept on disk: what they say is kept here, and bounded."""
+
+    def read(self, descriptor: Descriptor) -> bytes | None:
+        del descriptor
+        return None
+
+    def write(self, digest: str, data: bytes) -> None:
+        del digest, data
+
+    def remember(self, reference: Reference, digest: str) -> None:
+        del reference, digest
+
+
+_KEEPS_NOTHING = _NoCache()
