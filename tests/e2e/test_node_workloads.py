@@ -5,7 +5,7 @@ import time
 from functools import partial
 from typing import Any
 
-from tests.e2e.node_process import is_ready
+from tests.e2e.node_process import events_of, is_ready
 from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class
 from tests.e2e.windows_cluster import BUILDS, WindowsCluster, windows_spec
 
@@ -29,18 +29,30 @@ def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsC
     _delete_pods(cluster, ns)
 
 
-def test_story_2_an_old_image_on_a_newer_node_is_refused_and_both_builds_are_named(
+def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_sentence(
     cluster: WindowsCluster,
 ) -> None:
     ns = _namespace(cluster, "story-2")
     spec = windows_spec(cluster.images["win-2019"], *SLEEP, node="win-2022")
     cluster.plane.apply(_pod(ns, "legacy", spec))
     cluster.until("the pod says why it waits", lambda: _waiting(cluster, ns, "legacy")[0])
+    image = cluster.images["win-2019"]
+    sentence = (
+        f'failed to pull image "{image}" for the handler runhcs-wcow-process: '
+        "hcs::CreateComputeSystem: "
+        "The container operating system does not match the host operating system. "
+        f"{image} has no build 10.0.20348; it has 10.0.17763. "
+        "It runs on a host of build 10.0.17763, or here with the handler "
+        "runhcs-wcow-hypervisor-17763: a RuntimeClass's, or --handler."
+    )
+    back_off = f'Back-off pulling image "{image}": ErrImagePull: {sentence}'
+    told = {"ErrImagePull": sentence, "ImagePullBackOff": back_off}
     reason, message = _waiting(cluster, ns, "legacy")
-    assert reason in ("ErrImagePull", "ImagePullBackOff")
-    listed = cluster.kubectl("get", "events", "-n", ns) + message
-    assert "10.0.17763" in listed
-    assert "10.0.20348" in listed
+    assert message == told[reason]
+    cluster.until("the pull waits", lambda: "BackOff" in _waiting(cluster, ns, "legacy")[0])
+    assert _waiting(cluster, ns, "legacy") == ("ImagePullBackOff", back_off)
+    failed = ("Failed", f'Failed to pull image "{image}": {sentence}')
+    assert failed in events_of(cluster.plane, ns, "legacy")
     _delete_pods(cluster, ns)
 
 
@@ -50,8 +62,11 @@ def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster
         spec = windows_spec(cluster.image, *SLEEP, node=node)
         cluster.plane.apply(_pod(ns, f"on-{node}", spec))
     cluster.until_ready(ns, *(f"on-{node}" for node in BUILDS))
-    ids = {_status(cluster, ns, f"on-{node}")["imageID"] for node in BUILDS}
-    assert len(ids) == len(BUILDS)
+    for node, build in BUILD_OF.items():
+        status = _status(cluster, ns, f"on-{node}")
+        assert status["image"] == cluster.image
+        assert status["imageID"].startswith("localhost/any@sha256:")
+        assert build in cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
     _delete_pods(cluster, ns)
 
 

@@ -126,7 +126,10 @@ async def test_what_fits_nothing_is_told_with_builds_and_a_handler(
     said = str(caught.value)
     assert "no match for platform in manifest" in said
     assert "has no build 10.0.18362; it has 10.0.17763.805, 10.0.20348.2113" in said
-    assert "--handler runhcs-wcow-hypervisor-17763" in said
+    assert said.endswith(
+        "It runs on a host of build 10.0.17763 or 10.0.20348, or here with the handler "
+        "runhcs-wcow-hypervisor-17763: a RuntimeClass's, or --handler."
+    )
     with pytest.raises(NoMatch, match=r"guest of build 10\.0\.17763.* older 10\.0\.14393"):
         await pull_as(store, name, GUEST_2019, Build(10, 0, 14393))
     linux = await push(registry, "misfit/linux:1", alone(make(LINUX, app_layer())))
@@ -137,8 +140,16 @@ async def test_what_fits_nothing_is_told_with_builds_and_a_handler(
 
 async def test_an_image_of_one_manifest_must_fit_too(registry: str, store: Store) -> None:
     name = await push(registry, "single/app:1", alone(make(V2019, app_layer())))
-    with pytest.raises(NoMatch, match="operating system does not match the host operating system"):
+    with pytest.raises(NoMatch) as caught:
         await pull_as(store, name)
+    assert str(caught.value) == (
+        f'failed to pull image "{name}" for the handler runhcs-wcow-process: '
+        "hcs::CreateComputeSystem: "
+        "The container operating system does not match the host operating system. "
+        f"{name} has no build 10.0.20348; it has 10.0.17763.805. "
+        "It runs on a host of build 10.0.17763, or here with the handler "
+        "runhcs-wcow-hypervisor-17763: a RuntimeClass's, or --handler."
+    )
     assert (await pull_as(store, name, GUEST_2019)).os_version == V2019.os_version
 
 

@@ -399,9 +399,11 @@ def write_image(directory: Path, name: str, image: Bundle) -> None:
 
 
 def _names(name: str) -> dict[str, str]:
+    """One that begins as a version does is a tag, and no name of an image."""
     if not name:
         return {}
-    reference = _reference_or_none(name)
+    is_tag = not {"/", ":"} & set(name) and name.removeprefix("v")[:1].isdigit()
+    reference = None if is_tag else _reference_or_none(name)
     full = {FULL_NAME: str(reference)} if reference else {}
     return {**full, SHORT_NAME: name}
 

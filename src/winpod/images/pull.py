@@ -263,7 +263,7 @@ class _Pull:
         self._asked = asked
         self._policy = policy
         self._progress = progress
-        self._name = source.reference.familiar
+        self._name = source.name
         self._base = find_base(self._store.root)
         self._documents: set[str] = set()
         self._logged: dict[str, tuple[LayerState | None, float]] = {}

@@ -17,7 +17,7 @@ from winpod.windows.isolation import guest_fits_host
 from winpod.windows.objects import Narrowing, read_narrowing
 from winpod.windows.platforms import Image, Manifest, Platform, Wanted, choose_manifest
 from winpod.windows.reading import At
-from winpod.windows.starting import misfit
+from winpod.windows.starting import MISMATCH, misfit
 
 HANDLER_ANNOTATION = "kubernetes.io/runtimehandler"
 
@@ -80,8 +80,8 @@ def choose(image: Image, name: str, asked: Asked) -> Manifest:
     chosen = choose_manifest(image.manifests, asked.wanted)
     if chosen is None:
         found = misfit(image, name, asked.wanted)
-        symptom = found.symptom.removesuffix(": not found").rstrip(".")
-        raise NoMatch(f"{start}{symptom}: {found.sentence}.", _other_handlers(image, asked))
+        said = f"{start}{_said(found.symptom)}{found.sentence}."
+        raise NoMatch(said, _elsewhere(image, asked))
     return chosen
 
 
@@ -94,13 +94,21 @@ def _narrowed_away(asked: Asked) -> str:
     return ""
 
 
-def _other_handlers(image: Image, asked: Asked) -> str:
-    """The handlers that this host has for what the image has."""
+def _said(symptom: str) -> str:
+    """As containerd, or Windows itself, begins what it has to say about it."""
+    if symptom == MISMATCH:
+        return f"hcs::CreateComputeSystem: {MISMATCH} "
+    return f"{symptom.removesuffix(': not found')}: "
+
+
+def _elsewhere(image: Image, asked: Asked) -> str:
+    """Where what the image has would run: on other hosts, and on this one with other handlers."""
     builds = [parse_version(version) for version in image.builds(asked.architecture)]
-    names = {
-        hypervisor_for(build).name: None
-        for build in builds
-        if build and guest_fits_host(build, asked.host)
-    }
-    known = [name for name in names if KNOWN.find(name)]
-    return f"On this host it runs with --handler {' or '.join(known)}." if known else ""
+    bases = list(dict.fromkeys(build.base for build in builds if build))
+    if not bases:
+        return ""
+    guests = [hypervisor_for(build).name for build in bases if guest_fits_host(build, asked.host)]
+    known = [name for name in dict.fromkeys(guests) if KNOWN.find(name)]
+    here = f", or here with the handler {' or '.join(known)}" if known else ""
+    how = ": a RuntimeClass's, or --handler" if known else ""
+    return f"It runs on a host of build {' or '.join(map(str, bases))}{here}{how}."

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from winpod.images.credentials import CredentialSource
@@ -25,9 +26,10 @@ from winpod.windows.errors import InvalidInput
 
 
 class Source(ABC):
-    """One image, at the place that it is pulled from."""
+    """One image, at the place that it is pulled from. `name` is what people are told of it as."""
 
     reference: Reference
+    name: str
 
     @abstractmethod
     async def resolve(self) -> Descriptor: ...
@@ -61,7 +63,7 @@ async def open_source(
     if location := parse_layout_name(text):
         layout = await asyncio.to_thread(open_layout, location[0])
         try:
-            yield _LayoutSource(layout, location[1])
+            yield _LayoutSource(layout, location[1], text)
         finally:
             layout.close()
         return
@@ -76,6 +78,7 @@ class _RegistrySource(Source):
         self, reference: Reference, repository: Repository, inactivity_timeout: float
     ) -> None:
         self.reference = reference
+        self.name = reference.familiar
         self._repository = repository
         self._timeout = inactivity_timeout
         self._last: dict[str, Download] = {}
@@ -110,10 +113,11 @@ class _RegistrySource(Source):
 
 
 class _LayoutSource(Source):
-    def __init__(self, layout: Layout, name: str) -> None:
+    def __init__(self, layout: Layout, name: str, text: str) -> None:
         self._layout = layout
         self._root = layout.named(name)
         self.reference = _name_of(self._root, layout.path)
+        self.name = text
 
     async def resolve(self) -> Descriptor:
         return self._root
@@ -133,6 +137,19 @@ class _LayoutSource(Source):
     async def obtain(self, blob: Descriptor, path: Path, arrived: Arrived) -> None:
         await finish(asyncio.to_thread(self._layout.copy, blob, path))
         arrived(blob.size)
+
+
+def find_in_layout(text: str) -> Reference | None:
+    """What `oci:DIR:NAME` is now, by the name and the digest under which it is stored."""
+    location = parse_layout_name(text)
+    if location is None:
+        return None
+    layout = open_layout(location[0])
+    try:
+        entry = layout.named(location[1])
+    finally:
+        layout.close()
+    return replace(_name_of(entry, layout.path), digest=entry.digest)
 
 
 def _read_at(place: Place, count: int) -> bytes:

@@ -7,13 +7,16 @@ import base64
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
+from winpod.images.pull_source import find_in_layout
 from winpod.images.references import parse_reference
+from winpod.images.source import LAYOUT_PREFIXES
 from winpod.node.requests import metadata_of, spec_of
 from winpod.node.sources import Objects, Reporter
 from winpod.windows.errors import WinpodError
@@ -32,6 +35,15 @@ class PullFailed(WinpodError):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """Until when no pull is tried, how long that is, and what the last one failed for."""
+
+    until: float = 0.0
+    seconds: float = 0.0
+    why: str = ""
+
+
 class Puller:
     def __init__(self, client: Client, objects: Objects, reporter: Reporter) -> None:
         self._client = client
@@ -39,41 +51,31 @@ class Puller:
         self._reporter = reporter
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._under_way: dict[tuple[str, str], asyncio.Task[str]] = {}
-        self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
+        self._waits: dict[tuple[str, str, str], _Wait] = {}
 
     async def ensure(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, handler: str
     ) -> api.ImageSpec:
-        """The image of a container, pulled if its policy wants that."""
+        """The image of a container, pulled if its policy wants that.
+
+        One in a directory has no name that the runtime keeps: it is known by its id.
+        """
         image = container.image or ""
         await self._check_name(pod, container)
         spec = api.ImageSpec(
             image=image, runtime_handler=handler, annotations=metadata_of(pod).annotations or {}
         )
-        if is_local(image):
-            return await self._from_directory(pod, container, spec)
         policy = container.imagePullPolicy or default_policy(image)
-        present = await self._is_present(spec) if policy != "Always" else False
-        if present:
+        if policy != "Always" and (present := await self._find(spec)):
             text = f'Container image "{image}" already present on machine'
             await self._reporter.event(pod, "Normal", "Pulled", text, container.name)
-            return spec
+            return _by_id(spec, present) if is_local(image) else spec
         if policy == "Never":
             text = f'Container image "{image}" is not present with pull policy of Never'
             await self._reporter.event(pod, "Warning", "ErrImageNeverPull", text, container.name)
             raise PullFailed("ErrImageNeverPull", text)
-        await self._pull(pod, container, spec)
-        return spec
-
-    async def _from_directory(
-        self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, spec: api.ImageSpec
-    ) -> api.ImageSpec:
-        """A directory has no name that the runtime keeps: the image is known by its id."""
-        found = api.ImageSpec()
-        found.CopyFrom(spec)
-        found.user_specified_image = spec.image
-        found.image = await self._pull(pod, container, spec)
-        return found
+        pulled = await self._pull(pod, container, spec)
+        return _by_id(spec, pulled) if is_local(image) else spec
 
     async def _check_name(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer
@@ -87,27 +89,34 @@ class Puller:
             await self._reporter.event(pod, "Warning", "InspectFailed", text, container.name)
             raise PullFailed("InvalidImageName", text) from None
 
-    async def _is_present(self, spec: api.ImageSpec) -> bool:
-        found = await self._client.call("ImageStatus", api.ImageStatusRequest(image=spec))
-        return bool(found.image.id)
+    async def _find(self, spec: api.ImageSpec) -> str:
+        """The id of an image that the runtime has, empty where it has none."""
+        asked = api.ImageSpec()
+        asked.CopyFrom(spec)
+        if is_local(spec.image):
+            try:
+                asked.image = str(await asyncio.to_thread(find_in_layout, spec.image))
+            except WinpodError:
+                return ""
+        found = await self._client.call("ImageStatus", api.ImageStatusRequest(image=asked))
+        return str(found.image.id)
 
     async def _pull(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, spec: api.ImageSpec
     ) -> str:
         key = (metadata_of(pod).uid or "", spec.image, spec.runtime_handler)
-        ready_at, wait = self._waits.get(key, (0.0, 0.0))
-        name = container.name
-        if time.monotonic() < ready_at:
+        last, name = self._waits.get(key, _Wait()), container.name
+        if time.monotonic() < last.until:
             text = f'Back-off pulling image "{spec.image}"'
             await self._reporter.event(pod, "Normal", "BackOff", text, name)
-            raise PullFailed("ImagePullBackOff", text)
+            raise PullFailed("ImagePullBackOff", f"{text}: ErrImagePull: {last.why}")
         await self._reporter.event(pod, "Normal", "Pulling", f'Pulling image "{spec.image}"', name)
         started = time.monotonic()
         try:
             reference = await self._shared_pull(pod, spec)
         except RemoteError as error:
-            wait = min(wait * 2 or FIRST_WAIT, LONGEST_WAIT)
-            self._waits[key] = (time.monotonic() + wait, wait)
+            seconds = min(last.seconds * 2 or FIRST_WAIT, LONGEST_WAIT)
+            self._waits[key] = _Wait(time.monotonic() + seconds, seconds, str(error))
             text = f'Failed to pull image "{spec.image}": {error}'
             await self._reporter.event(pod, "Warning", "Failed", text, name)
             await self._reporter.event(pod, "Warning", "Failed", "Error: ErrImagePull", name)
@@ -155,8 +164,15 @@ class Puller:
 
 
 def is_local(image: str) -> bool:
-    """Whether an image lies in a directory of this machine."""
-    return image.startswith("oci:")
+    """Whether an image lies in a directory or an archive of this machine."""
+    return image.startswith(LAYOUT_PREFIXES)
+
+
+def _by_id(spec: api.ImageSpec, id_: str) -> api.ImageSpec:
+    found = api.ImageSpec()
+    found.CopyFrom(spec)
+    found.image, found.user_specified_image = id_, spec.image
+    return found
 
 
 def default_policy(image: str) -> str:
