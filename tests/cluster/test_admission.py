@@ -431,8 +431,11 @@ class TestImagesThatAreNotKnown:
         assert patched(decision) == {
             "/metadata/annotations": {"winpod.dev/unchecked": "the registry does not answer."}
         }
-        assert len(decision.warnings) == 1
         assert "could not be checked: the registry does not answer." in decision.warnings[0]
+
+    def test_are_spoken_of_once(self) -> None:
+        decision = decided(pod(runtimeClassName="windows-2022"), unknown())
+        assert len(decision.warnings) == 1
 
     def test_keep_a_windows_pod_out_where_people_want_that(self) -> None:
         closed = Settings(admission=Admission(fail_open=False))
