@@ -4,6 +4,7 @@ import asyncio
 import base64
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tests.e2e.node_process import NodeProcess, eventually, is_ready, node, simu
 
 from winpod.node.access import Access, read_kubeconfig, token_access, write_kubeconfig
 from winpod.node.api import ApiServer
+from winpod.node.certificate_metrics import Renewals
 from winpod.node.certificates import Key, of_node, utc_now, write_chain
 from winpod.node.credentials import Identity, keep_access, keep_client
 from winpod.windows.errors import Unavailable
@@ -63,21 +65,30 @@ class ShortLived:
         """The certificate that the node's API shows, if it is of the cluster, else nothing."""
         trust = ssl.create_default_context(cafile=str(self.plane.authority))
         try:
-            status, certificate = self._get("/healthz", trust)
+            status, certificate, _ = self._get("/healthz", trust)
         except ssl.SSLCertVerificationError:
             return ""
         assert status == HTTPStatus.UNAUTHORIZED
         return certificate
 
     def status_for(self, client: Certificate) -> int:
-        trust = ssl.create_default_context(cafile=str(self.plane.authority))
-        trust.load_cert_chain(client.certificate, client.key)
         try:
-            return self._get("/healthz", trust)[0]
+            return self._get("/healthz", self._showing(client))[0]
         except OSError:
             return 0
 
-    def _get(self, path: str, trust: ssl.SSLContext) -> tuple[int, str]:
+    def seconds_left(self, client: Certificate) -> dict[str, float]:
+        """Of the node's certificates, as its metrics tell it."""
+        *_, text = self._get("/metrics", self._showing(client))
+        found = re.findall(r"^kubelet_certificate_manager_(\w+)_ttl_seconds (\S+)$", text, re.M)
+        return {name: float(value) for name, value in found}
+
+    def _showing(self, client: Certificate) -> ssl.SSLContext:
+        trust = ssl.create_default_context(cafile=str(self.plane.authority))
+        trust.load_cert_chain(client.certificate, client.key)
+        return trust
+
+    def _get(self, path: str, trust: ssl.SSLContext) -> tuple[int, str, str]:
         asked = http.client.HTTPSConnection(LOOPBACK, self.port, context=trust, timeout=10)
         try:
             asked.connect()
@@ -85,7 +96,9 @@ class ShortLived:
             assert certificate
             asked.request("GET", path)
             found = x509.load_der_x509_certificate(certificate)
-            return asked.getresponse().status, found.fingerprint(hashes.SHA256()).hex()
+            response = asked.getresponse()
+            shown = found.fingerprint(hashes.SHA256()).hex()
+            return response.status, shown, response.read().decode()
         finally:
             asked.close()
 
@@ -141,6 +154,9 @@ def test_certificates_are_renewed_in_time_and_authorities_believed_without_a_res
     believe(short_lived.kubeconfig, short_lived.plane.authority, newer.certificate)
     eventually(lambda: short_lived.status_for(somebody) == HTTPStatus.OK)
     assert short_lived.status_for(old) == HTTPStatus.OK
+    left = short_lived.seconds_left(old)
+    assert left["client"] < 90
+    assert left["server"] < 90
     assert is_ready(short_lived.plane, NAME)
     assert "goes on with the new credentials" in short_lived.process.log.read_text()
 
@@ -161,7 +177,8 @@ async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_t
         access = read_kubeconfig(identity.kubeconfig)
         server = ApiServer(access)
         kept = asyncio.gather(
-            keep_client(identity, server, joining), keep_access(identity, access, server)
+            keep_client(identity, server, joining, Renewals()),
+            keep_access(identity, access, server),
         )
         try:
             async with asyncio.timeout(40):

@@ -6,12 +6,14 @@ import hashlib
 import hmac
 import json
 from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from winpod.node.access import read_kubeconfig, write_kubeconfig
+from winpod.node.certificate_metrics import Renewals, certificate_families
 from winpod.node.certificates import (
     Key,
     Subject,
@@ -171,6 +173,16 @@ async def test_a_token_in_a_file_is_kept_for_a_while_and_read_again_when_it_is_r
     assert await access.headers() == {"Authorization": "Bearer one"}
     access.read_again()
     assert await access.headers() == {"Authorization": "Bearer two"}
+
+
+def test_alerts_are_told_how_long_certificates_are_good() -> None:
+    client = Key.new().self_signed(of_node("win-1"), NOW)
+    told = certificate_families(client, b"", Renewals(serving_errors=2), NOW + timedelta(days=1))
+    found = {family.name: family.samples[0].value for family in told}
+    assert 360 * 86400 < found["kubelet_certificate_manager_client_ttl_seconds"] < 365 * 86400
+    assert found["kubelet_certificate_manager_server_ttl_seconds"] == inf
+    assert found["kubelet_certificate_manager_client_expiration_renew_errors"] == 0
+    assert found["kubelet_server_expiration_renew_errors"] == 2
 
 
 def test_only_who_knows_a_token_can_have_signed() -> None:

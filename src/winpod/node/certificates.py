@@ -107,8 +107,16 @@ class Validity:
 def read_validity(chain: Path) -> Validity | None:
     """None where there is no certificate in the file."""
     try:
-        certificate = x509.load_pem_x509_certificate(chain.read_bytes())
-    except (OSError, ValueError):
+        return validity_of(chain.read_bytes())
+    except OSError:
+        return None
+
+
+def validity_of(chain: bytes) -> Validity | None:
+    """Of the first certificate in it, if there is one."""
+    try:
+        certificate = x509.load_pem_x509_certificate(chain)
+    except ValueError:
         return None
     return Validity(
         certificate.not_valid_before_utc,

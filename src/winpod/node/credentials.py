@@ -20,6 +20,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.node.access import Access, write_kubeconfig
 from winpod.node.api import ApiServer
+from winpod.node.certificate_metrics import Renewals
 from winpod.node.certificates import (
     Key,
     Subject,
@@ -107,7 +108,10 @@ def write_authority(identity: Identity, access: Access) -> None:
 
 
 async def keep_client(
-    identity: Identity, api: ApiServer, joining: Callable[[], Awaitable[Access | None]]
+    identity: Identity,
+    api: ApiServer,
+    joining: Callable[[], Awaitable[Access | None]],
+    renewals: Renewals,
 ) -> None:
     """Renew the certificate that was bootstrapped, for as long as this runs.
 
@@ -115,11 +119,15 @@ async def keep_client(
     """
 
     async def renew() -> None:
-        access = None if _is_good(identity.client) else await joining()
-        if access:
-            await bootstrap(identity, access)
-        else:
-            await _renew_client(identity, api)
+        try:
+            access = None if _is_good(identity.client) else await joining()
+            if access:
+                await bootstrap(identity, access)
+            else:
+                await _renew_client(identity, api)
+        except WinpodError:
+            renewals.client_errors += 1
+            raise
 
     await _keep(identity.client, renew)
 
@@ -131,12 +139,18 @@ def ensure_serving(identity: Identity, subject: Subject) -> None:
         write_chain(identity.serving, key.self_signed(subject, utc_now()), key)
 
 
-async def keep_serving(identity: Identity, subject: Subject, api: ApiServer) -> None:
+async def keep_serving(
+    identity: Identity, subject: Subject, api: ApiServer, renewals: Renewals
+) -> None:
     """A serving certificate that the cluster signs, renewed for as long as this runs."""
 
     async def renew() -> None:
         key = Key.new()
-        chain = await _signed(api, key.request(subject), SERVING_SIGNER, "server auth")
+        try:
+            chain = await _signed(api, key.request(subject), SERVING_SIGNER, "server auth")
+        except WinpodError:
+            renewals.serving_errors += 1
+            raise
         write_chain(identity.serving, chain, key)
 
     wanted = {*subject.names, *subject.addresses}

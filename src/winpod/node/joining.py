@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightkube.models import core_v1 as v1
+from prometheus_client.metrics_core import Metric
 
 from winpod.cri.config import Config
 from winpod.cri.rpc import Client
@@ -24,7 +25,8 @@ from winpod.node.access import Access, read_kubeconfig, token_access
 from winpod.node.agent import Agent, for_good
 from winpod.node.api import ApiServer
 from winpod.node.api_source import ApiObjects, ClusterWide, of_node
-from winpod.node.certificates import Subject
+from winpod.node.certificate_metrics import Renewals, certificate_families
+from winpod.node.certificates import Subject, utc_now
 from winpod.node.credentials import (
     Identity,
     bootstrap,
@@ -44,6 +46,7 @@ from winpod.node.runtimes import handlers_of, place_of, runtime_at, runtime_of
 from winpod.node.server import NodeServer
 from winpod.node.server_auth import ApiGate
 from winpod.node.server_listening import ServingFiles
+from winpod.node.server_metrics import Counted
 from winpod.node.server_parts import Parts
 from winpod.node.settings import NodeSettings
 from winpod.node.splitting import Part
@@ -147,9 +150,11 @@ async def run_node(node: Joined, part: Part) -> None:
             forget_pod=objects.forget_pod,
         )
         gate = ApiGate(server, facts.name)
-        own = NodeServer(Parts(facts, client, agent.engine, objects), gate)
         subject = _subject(facts)
-        await own.start(_files(node, subject, access), node.serving.host, node.serving.port)
+        files, renewals = _files(node, subject, access), Renewals()
+        counted = _certificates_counted(access, files, renewals)
+        own = NodeServer(Parts(facts, client, agent.engine, objects), gate, counted)
+        await own.start(files, node.serving.host, node.serving.port)
         stack.push_async_callback(own.close)
         agent.registration.listens_at(own.port)
         pods = Following(server, v1.Pod, "/api/v1/pods", agent, of_node(facts.name))
@@ -160,8 +165,8 @@ async def run_node(node: Joined, part: Part) -> None:
             for_good("pods", pods.run),
             for_good("logs", LogRotation(client).run),
             for_good("access", lambda: keep_access(node.identity, access, server)),
-            _client_kept(node, server),
-            _serving_kept(node, subject, server),
+            _client_kept(node, server, renewals),
+            _serving_kept(node, subject, server, renewals),
             agent.run(),
         )
 
@@ -216,17 +221,28 @@ def _files(node: Joined, subject: Subject, access: Access) -> ServingFiles:
     return ServingFiles(node.identity.serving, node.identity.serving, trusted)
 
 
-async def _client_kept(node: Joined, server: ApiServer) -> None:
+def _certificates_counted(access: Access, files: ServingFiles, renewals: Renewals) -> Counted:
+    """As they are when they are asked for."""
+
+    def count() -> Iterable[Metric]:
+        serving = files.certificate.read_bytes()
+        return certificate_families(access.chain, serving, renewals, utc_now())
+
+    return count
+
+
+async def _client_kept(node: Joined, server: ApiServer, renewals: Renewals) -> None:
     """A certificate that somebody else gave is theirs to renew."""
-    if node.identity.client.exists():
-        await for_good(
-            "client certificate", lambda: keep_client(node.identity, server, node.cluster.bootstrap)
-        )
+    identity, joining = node.identity, node.cluster.bootstrap
+    if identity.client.exists():
+        await for_good("client", lambda: keep_client(identity, server, joining, renewals))
 
 
-async def _serving_kept(node: Joined, subject: Subject, server: ApiServer) -> None:
+async def _serving_kept(
+    node: Joined, subject: Subject, server: ApiServer, renewals: Renewals
+) -> None:
     if node.serving.is_signed and not node.serving.certificate:
-        await for_good("serving", lambda: keep_serving(node.identity, subject, server))
+        await for_good("serving", lambda: keep_serving(node.identity, subject, server, renewals))
 
 
 async def _together(*parts: Coroutine[Any, Any, None]) -> None:

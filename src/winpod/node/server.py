@@ -15,7 +15,7 @@ from winpod.cri.rpc import RemoteError
 from winpod.node.server_auth import Gate
 from winpod.node.server_listening import Listening, ServingFiles, socket_at
 from winpod.node.server_logs import LogPages
-from winpod.node.server_metrics import MetricPages
+from winpod.node.server_metrics import Counted, MetricPages
 from winpod.node.server_pages import Pages
 from winpod.node.server_parts import Parts
 from winpod.node.server_streams import StreamPages
@@ -32,10 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class NodeServer:
-    def __init__(self, parts: Parts, gate: Gate) -> None:
+    """`more` is for `/metrics`: what others have counted."""
+
+    def __init__(self, parts: Parts, gate: Gate, more: Counted = tuple) -> None:
         usage, volumes = NodeUsage(parts.facts), VolumeUsage(parts.facts, parts.objects)
         self._gate = gate
-        self._metrics = MetricPages(parts, usage, volumes)
+        self._metrics = MetricPages(parts, usage, volumes, more)
         application = web.Application(middlewares=[self._answer])
         for pages in (
             Pages(parts, Summary(parts, usage, volumes)),

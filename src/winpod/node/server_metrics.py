@@ -29,6 +29,7 @@ from winpod.node.usage import NodeUsage, Used
 from winpod.node.volume_usage import VolumeUsage, VolumeUsed
 from winpod.windows.errors import WinpodError
 
+Counted = Callable[[], Iterable[Metric]]
 _SECOND = 1e9
 _CONTAINER = ("container", "namespace", "pod")
 _POD = ("namespace", "pod")
@@ -56,10 +57,11 @@ class Families(Collector):
 
 
 class MetricPages:
-    def __init__(self, parts: Parts, usage: NodeUsage, volumes: VolumeUsage) -> None:
+    def __init__(self, parts: Parts, usage: NodeUsage, volumes: VolumeUsage, more: Counted) -> None:
         self._parts = parts
         self._usage = usage
         self._volumes = volumes
+        self._more = more
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -82,7 +84,7 @@ class MetricPages:
         families = own_families(self._parts.facts.name, pods, self._requests)
         timed = self._parts.pods.timings.families()
         claims = claim_families(await self._claims(pods))
-        return _page([*self._process.collect(), *families, *timed, *claims])
+        return _page([*self._process.collect(), *families, *timed, *claims, *self._more()])
 
     async def _claims(self, pods: Sequence[PodFound]) -> dict[tuple[str, str], VolumeUsed]:
         """By namespace and name, each once however many pods share it."""
