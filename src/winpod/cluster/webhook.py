@@ -1,0 +1,225 @@
+"""The admission webhook: what the API server asks about pods and workloads, and the answers.
+
+An answer is given within the settings' budget, and before the API server stops waiting. Who asks
+twice gets the same answer: nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from winpod.cluster.admission import (
+    Decision,
+    Fate,
+    Looked,
+    decide,
+    decide_template,
+    read_pod,
+    read_template,
+    stated_os,
+)
+from winpod.cluster.looking_up import Images
+from winpod.cluster.metrics import AdmissionMetrics
+from winpod.cluster.pull_secrets import PullSecrets
+from winpod.cluster.settings import Settings
+from winpod.cluster.view import View
+from winpod.node.certificates import utc_now
+from winpod.windows.objects import Pod
+
+MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS = "/pods/mutate", "/pods/validate", "/workloads"
+_SPARE_SECONDS = 0.5
+"""Left of the API server's patience when images have not been found out."""
+_LEAST_SECONDS = 0.05
+_REMEMBERED = 200
+_FORBIDDEN = 403
+_log = logging.getLogger(__name__)
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    uid: str
+    object: dict[str, Any] | None = None
+    old_object: dict[str, Any] | None = None
+    namespace: str = ""
+    dry_run: bool = False
+
+
+class _Review(msgspec.Struct):
+    request: _Request
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A pod that was not let in; it has no name where its workload left that to the API server."""
+
+    at: datetime
+    namespace: str
+    name: str
+    fate: Fate
+    sentence: str
+
+
+class Webhook:
+    """`refusals` are the last ones, for those who ask what was refused."""
+
+    def __init__(
+        self,
+        view: View,
+        images: Images,
+        secrets: PullSecrets,
+        settings: Callable[[], Settings],
+        metrics: AdmissionMetrics,
+        namespace: str,
+        on_refusal: Callable[[Refusal], None] = lambda _: None,
+    ) -> None:
+        self._view = view
+        self._images = images
+        self._secrets = secrets
+        self._settings = settings
+        self._metrics = metrics
+        self._namespace = namespace
+        self._on_refusal = on_refusal
+        self.refusals: deque[Refusal] = deque(maxlen=_REMEMBERED)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(MUTATE_PODS, self._mutate),
+            web.post(VALIDATE_PODS, self._validate),
+            web.post(WARN_WORKLOADS, self._warn),
+        ]
+
+    async def _mutate(self, request: web.Request) -> web.Response:
+        """What is added to a pod. What is to be said about it is said when it is complete."""
+        return await self._answered(request, "mutate", self._decide_pod, _patched)
+
+    async def _validate(self, request: web.Request) -> web.Response:
+        return await self._answered(request, "validate", self._decide_pod, self._judged)
+
+    async def _warn(self, request: web.Request) -> web.Response:
+        return await self._answered(request, "workload", self._decide_workload, self._judged)
+
+    async def _answered(
+        self,
+        request: web.Request,
+        webhook: str,
+        decision_on: Callable[[_Request, float], Any],
+        answer: Callable[[_Request, Decision], dict[str, Any]],
+    ) -> web.Response:
+        began = time.perf_counter()
+        outcome = "error"
+        try:
+            if not self._view.is_known:
+                return web.Response(status=503, text="the cluster is not known yet\n")
+            review = msgspec.json.decode(await request.read(), type=_Review).request
+            decision: Decision = await decision_on(review, self._budget(request))
+            outcome = decision.fate
+            body = msgspec.json.encode(_as_review(answer(review, decision) | {"uid": review.uid}))
+            return web.Response(body=body, content_type="application/json")
+        except msgspec.ValidationError as error:
+            return web.Response(status=400, text=f"this is no AdmissionReview: {error}\n")
+        finally:
+            self._metrics.count_review(webhook, outcome, time.perf_counter() - began)
+
+    def _budget(self, request: web.Request) -> float:
+        """The API server says how long it waits."""
+        wanted = self._settings().admission.budget_seconds
+        patience = re.fullmatch(r"(\d+)s", request.query.get("timeout", ""))
+        if patience is None:
+            return wanted
+        return max(_LEAST_SECONDS, min(wanted, int(patience[1]) - _SPARE_SECONDS))
+
+    async def _decide_pod(self, review: _Request, budget: float) -> Decision:
+        obj = review.object
+        pod = read_pod(obj) if obj and self._is_ours(review.namespace) else None
+        if obj is None or pod is None:
+            return Decision()
+        looked = await self._look_up(pod, review.namespace, "", budget)
+        cluster, retiring = self._view.cluster(), self._view.retiring()
+        return decide(obj, cluster, looked, self._settings(), retiring)
+
+    async def _decide_workload(self, review: _Request, budget: float) -> Decision:
+        obj = review.object
+        found = read_template(obj) if obj and self._is_ours(review.namespace) else None
+        if obj is None or found is None or _is_owned(obj) or _is_same(found, review.old_object):
+            return Decision()
+        template, _, pod = found
+        account = template["spec"].get("serviceAccountName") or "default"
+        looked = await self._look_up(pod, review.namespace, account, budget)
+        cluster, retiring = self._view.cluster(), self._view.retiring()
+        return decide_template(obj, cluster, looked, self._settings(), retiring)
+
+    def _is_ours(self, namespace: str) -> bool:
+        admission = self._settings().admission
+        exempt = (*admission.exempt_namespaces, self._namespace)
+        return admission.enabled and namespace not in exempt
+
+    async def _look_up(self, pod: Pod, namespace: str, account: str, budget: float) -> Looked:
+        """A Linux pod waits for nobody; what is known of its images is enough."""
+        if stated_os(pod, self._view.cluster()) not in ("", "windows"):
+            known = {text: self._images.known(text) for text in pod.images}
+            return {text: found for text, found in known.items() if found}
+        until = time.monotonic() + budget
+        try:
+            async with asyncio.timeout(budget / 2):
+                secrets = await self._secrets.of(namespace, pod.pull_secrets, account)
+        except TimeoutError:
+            secrets = []
+        left = until - time.monotonic()
+        found = await asyncio.gather(
+            *(self._images.describe(text, secrets, left) for text in pod.images)
+        )
+        return dict(zip(pod.images, found, strict=True))
+
+    def _judged(self, review: _Request, decision: Decision) -> dict[str, Any]:
+        answer: dict[str, Any] = {"allowed": not decision.refusal}
+        if decision.refusal:
+            answer["status"] = {"code": _FORBIDDEN, "message": decision.refusal}
+            if not review.dry_run:
+                self._remember(review, decision)
+        if decision.warnings:
+            answer["warnings"] = [f"winpod: {warning}" for warning in decision.warnings]
+        return answer
+
+    def _remember(self, review: _Request, decision: Decision) -> None:
+        metadata = (review.object or {}).get("metadata") or {}
+        name = metadata.get("name") or metadata.get("generateName") or ""
+        refusal = Refusal(utc_now(), review.namespace, name, decision.fate, decision.refusal)
+        self.refusals.append(refusal)
+        self._on_refusal(refusal)
+        _log.info("refused %s/%s: %s", review.namespace, name, decision.refusal)
+
+
+def _as_review(response: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _patched(_: _Request, decision: Decision) -> dict[str, Any]:
+    if not decision.patches:
+        return {"allowed": True}
+    patch = base64.b64encode(msgspec.json.encode(decision.patches)).decode()
+    return {"allowed": True, "patchType": "JSONPatch", "patch": patch}
+
+
+def _is_owned(obj: Mapping[str, Any]) -> bool:
+    """By a workload, which was spoken of already."""
+    owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
+    return any(owner.get("controller") for owner in owners)
+
+
+def _is_same(
+    found: tuple[Mapping[str, Any], Any, Pod], old_object: Mapping[str, Any] | None
+) -> bool:
+    """A change that is not about the pods, such as the number of them."""
+    before = read_template(old_object) if old_object else None
+    return before is not None and before[0] == found[0]

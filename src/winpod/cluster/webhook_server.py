@@ -1,0 +1,118 @@
+"""The webhook at its port: with certificates of its own, renewed while it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from winpod.cluster.live_settings import LiveSettings
+from winpod.cluster.looking_up import Images
+from winpod.cluster.metrics import AdmissionMetrics
+from winpod.cluster.pull_secrets import PullSecrets
+from winpod.cluster.view import View
+from winpod.cluster.webhook import Webhook
+from winpod.cluster.webhook_certificates import Certificates
+from winpod.cluster.webhook_configurations import SERVICE
+from winpod.cluster.webhook_secret import shared_certificates, trust_authority
+from winpod.node.api import ApiServer
+from winpod.windows.errors import Unavailable, WinpodError
+
+_LARGEST = 16 * 1024**2
+_IDLE_SECONDS = 150.0
+"""Longer than the API server keeps a connection: it is the one to close it, between requests."""
+_LOOK_SECONDS = 60.0
+_RETRY_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    namespace: str
+    address: str = "0.0.0.0"  # noqa: S104 - the API server is elsewhere
+    port: int = 8443
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The Service's, and this machine's for those who try it out."""
+        service = f"{SERVICE}.{self.namespace}.svc"
+        return (service, f"{service}.cluster.local", "localhost", "127.0.0.1")
+
+
+class WebhookServer:
+    def __init__(
+        self,
+        api: ApiServer,
+        view: View,
+        settings: LiveSettings,
+        metrics: AdmissionMetrics,
+        listening: Listening,
+    ) -> None:
+        self._api = api
+        self._listening = listening
+        self._images = Images(lambda: settings.now.admission.tag_seconds, metrics)
+        self.webhook = Webhook(
+            view,
+            self._images,
+            PullSecrets(api),
+            lambda: settings.now,
+            metrics,
+            listening.namespace,
+        )
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._serving: Certificates | None = None
+
+    async def run(self) -> None:
+        """Listens once it has something to serve with, and looks after that for good."""
+        application = web.Application(client_max_size=_LARGEST)
+        application.add_routes(self.webhook.routes())
+        runner = web.AppRunner(application, access_log=None, keepalive_timeout=_IDLE_SECONDS)
+        await runner.setup()
+        try:
+            while True:
+                is_well = await self._renewed()
+                if self._serving and not runner.sites:
+                    await self._listen(runner)
+                await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
+        finally:
+            await runner.cleanup()
+            await self._images.close()
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        address, port = self._listening.address, self._listening.port
+        try:
+            await web.TCPSite(runner, address, port, ssl_context=self._context).start()
+        except OSError as error:
+            raise Unavailable(
+                f"the webhook cannot listen on {address} port {port}: {error.strerror}.",
+                "Free the port or choose another.",
+            ) from error
+        _log.info("the webhook listens at %s port %s", address, port)
+
+    async def _renewed(self) -> bool:
+        """Whether all is as it should be; connections to come are served with what is new."""
+        try:
+            found = await shared_certificates(
+                self._api, self._listening.namespace, self._listening.names
+            )
+            if found != self._serving:
+                _load(self._context, found)
+                self._serving = found
+            await trust_authority(self._api, found.bundle)
+        except WinpodError as error:
+            _log.warning("the webhook's certificates cannot be looked after: %s", error)
+            return False
+        return True
+
+
+def _load(context: ssl.SSLContext, found: Certificates) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "serving.pem"
+        file.touch(0o600)
+        file.write_bytes(found.chain + found.key)
+        context.load_cert_chain(file)
