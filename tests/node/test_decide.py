@@ -208,3 +208,15 @@ def test_new_limits_are_set_in_place_or_by_a_restart() -> None:
     assert not restarting.resizes
     same = seen(container("app", cpu_maximum=5000, memory_bytes=64 << 20))
     assert plan_of(pod_of(sized), same) == Plan()
+
+
+def test_all_containers_go_before_the_one_that_asks_for_it() -> None:
+    rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
+    asking = {"name": "app", "restartPolicy": "Never", "restartPolicyRules": [rule]}
+    pod = pod_of(asking, {"name": "other"}, initContainers=[FIRST, SIDE])
+    others = (container("first", "exited"), container("side"), container("other"))
+    plan = plan_of(pod, seen(container("app", "exited", exit_code=42), *others))
+    assert [one.name for one in plan.resets] == ["other", "first", "side", "app"]
+    assert plan == Plan(resets=plan.resets)
+    assert plan_of(pod, seen(container("app", "exited", exit_code=1), *others)) == Plan()
+    assert starts(plan_of(pod, seen())) == ["first"]

@@ -1,4 +1,4 @@
-"""What a new agent knows of pods that an old one has looked after."""
+"""What is kept when an agent, or every container of a pod, begins anew."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from tests.node.small_node import SmallNode, pod_of
 from tests.node.test_engine import UID, client, container, image, is_ready, node
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
-from winpod.node.pods import with_fields
+from winpod.node.pods import condition, with_fields
 
 __all__ = ["client", "image", "node"]
 
@@ -56,6 +56,40 @@ async def test_a_new_agent_keeps_what_probes_found_until_they_find_otherwise(
     assert container(first, "app").ready
     assert container(first, "app-1").started
     assert not container(first, "app-1").ready
+
+
+async def test_a_container_may_ask_by_its_end_that_all_begin_anew(
+    node: SmallNode, client: Client, image: str
+) -> None:
+    rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [0]}}
+    asking = {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+    first = {"name": "first", "command": ["simulate", "0", "0"]}
+    spec = {"initContainers": [first], "restartPolicy": "Never", "with_each": [asking]}
+    names = ("first", "app", "app-1")
+    async with node.engine(client) as engine:
+        engine.set(pod_of(image, "web", "serve", "serve", **spec))
+        await node.until(lambda: is_ready(node.said.last(UID)))
+        before = node.said.last(UID)
+        asker = engine.find_container("shop", "web", "app")
+        assert asker
+        stop = api.StopContainerRequest(container_id=asker.id, timeout=5)
+        await client.call("StopContainer", stop)
+        await node.until(lambda: is_up(node, 1))
+        after = node.said.last(UID)
+    for name in names:
+        assert container(after, name).restartCount == 1
+        assert container(after, name).containerID != container(before, name).containerID
+        assert container(after, name).lastState.terminated.reason == "RestartingAllContainers"
+    told = [restarting(status) for status in node.said.statuses[UID]]
+    assert list(dict.fromkeys(told)) == ["False", "True"]
+    assert told[-1] == "False"
+    assert not {"Failed", "Succeeded"} & {status.phase for status in node.said.statuses[UID]}
+    assert len((await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items) == 1
+
+
+def restarting(status: v1.PodStatus) -> str:
+    found = condition(status, "AllContainersRestarting")
+    return found.status if found else ""
 
 
 def answering(code: str) -> dict[str, Any]:

@@ -17,16 +17,20 @@ from winpod.node.pods import (
     regular_containers,
     with_fields,
 )
+from winpod.node.restart_all import removed
 from winpod.node.seen import ContainerSeen, PodSeen
 
 
 class ContainerStatuses:
     """Of the containers of one pod, kind by kind."""
 
-    def __init__(self, pod: v1.Pod, seen: PodSeen, known: Known) -> None:
+    def __init__(
+        self, pod: v1.Pod, seen: PodSeen, known: Known, *, is_restarting_all: bool
+    ) -> None:
         self._pod = pod
         self._seen = seen
         self._known = known
+        self._is_restarting_all = is_restarting_all
         self._init = {container.name for container in init_containers(pod)}
         self._probed = self._init | {container.name for container in regular_containers(pod)}
         self._has_begun = any(seen.last(c.name) for c in regular_containers(pod))
@@ -64,6 +68,8 @@ class ContainerStatuses:
     ) -> v1.ContainerStatus:
         """Not made yet, or forgotten by the runtime."""
         state = before.state if before else None
+        if before and self._is_restarting_all and not (state and state.waiting):
+            return removed(unseen(container, v1.ContainerState(), before), before)
         if before and state and state.terminated:
             return with_fields(before)
         name = container.name

@@ -1,8 +1,9 @@
 """What to do next for a pod: decided from what it asks and what the runtime has, and nothing else.
 
 Init containers run in order, each once; those that restart go on as sidecars, and the next waits
-only until they have started. A pod whose sandbox is lost begins anew. What is decided is done, and
-then it is decided again, until nothing is left to do.
+only until they have started. A pod whose sandbox is lost begins anew, and so does one of which a
+container's rule asks for it. What is decided is done, and then it is decided again, until nothing
+is left to do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from winpod.node.pods import (
     restarts_when_killed,
 )
 from winpod.node.requests import container_hash, container_resources, spec_of
+from winpod.node.restart_all import resets
 from winpod.node.seen import ContainerSeen, PodSeen, State
 
 
@@ -47,8 +49,12 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """In this order: the pod ended, a sandbox made, containers ended, resized, started."""
+    """In this order: the pod ended, a sandbox made, containers ended, resized, started.
 
+    `resets` are containers that are ended and removed, in this order, so that all begin anew.
+    """
+
+    resets: tuple[ContainerSeen, ...] = ()
     end_pod: bool = False
     make_sandbox: bool = False
     attempt: int = 0
@@ -58,6 +64,8 @@ class Plan:
 
 
 def decide(pod: v1.Pod, seen: PodSeen, health: Mapping[str, Health], cpus: int) -> Plan:
+    if going := resets(pod, seen):
+        return Plan(resets=going)
     if needs_sandbox(pod, seen):
         return _begin_anew(pod, seen)
     debugging = [c for c in ephemeral_containers(pod) if seen.last(c.name) is None]

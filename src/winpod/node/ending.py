@@ -102,6 +102,17 @@ async def end_containers(pod: v1.Pod, seen: PodSeen, grace: float, means: Means)
     await asyncio.gather(*(end(container) for container in alive))
 
 
+async def reset_containers(
+    pod: v1.Pod, containers: Sequence[ContainerSeen], ip: str, means: Means
+) -> None:
+    """Ended without grace, and removed, one after the other; their logs stay."""
+    for container in containers:
+        if not container.has_ended:
+            await end_container(pod, container, ip, 0, means)
+        request = api.RemoveContainerRequest(container_id=container.id)
+        await means.call("RemoveContainer", request)
+
+
 async def end_containers_in_time(
     pod: Callable[[], v1.Pod],
     seen: Callable[[], PodSeen],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightkube.models import core_v1 as v1
 
 from winpod.node.pods import (
+    RESTARTING_ALL,
     init_containers,
     is_sidecar,
     regular_containers,
@@ -48,7 +49,7 @@ def phase_of(pod: v1.Pod, statuses: Statuses, *, is_over: bool, has_run: bool) -
         return "Running"
     ends = [_end(status) for status in regular]
     again = [
-        end is None or restarts(container, pod, end.exitCode)
+        end is None or _goes_on(container, pod, end)
         for container, end in zip(regular_containers(pod), ends, strict=True)
     ]
     if any(again) and not is_over:
@@ -93,7 +94,11 @@ def _failed_for_good(
     container: v1.Container, pod: v1.Pod, status: v1.ContainerStatus | None
 ) -> bool:
     end = None if _running(status) else _end(status)
-    return end is not None and end.exitCode != 0 and not restarts(container, pod, end.exitCode)
+    return end is not None and end.exitCode != 0 and not _goes_on(container, pod, end)
+
+
+def _goes_on(container: v1.Container, pod: v1.Pod, end: v1.ContainerStateTerminated) -> bool:
+    return restarts(container, pod, end.exitCode) or end.reason == RESTARTING_ALL
 
 
 def conditions_of(

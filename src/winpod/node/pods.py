@@ -14,6 +14,8 @@ from winpod.windows.quantities import parse_quantity
 
 ENDED = ("Succeeded", "Failed")
 DEFAULT_GRACE = 30
+RESTARTING_ALL = "RestartingAllContainers"
+"""The reason of an end that another container's end has brought about."""
 CRITICAL_PRIORITY = 2_000_000_000
 SOURCE = "kubernetes.io/config.source"
 """The annotation of a pod that comes from a manifest on the node."""
@@ -90,15 +92,26 @@ def is_deleted(pod: v1.Pod) -> bool:
 
 def restarts(container: v1.Container, pod: v1.Pod, exit_code: int) -> bool:
     """Whether a container that ended so is started again: its own rules, its policy, the pod's."""
-    for rule in container.restartPolicyRules or ():
-        if rule.exitCodes and _holds(rule.exitCodes, exit_code):
-            return rule.action == "Restart"
+    if action := _rule(container, exit_code):
+        return action in ("Restart", "RestartAllContainers")
     match container.restartPolicy or spec_of(pod).restartPolicy or "Always":
         case "Never":
             return False
         case "OnFailure":
             return exit_code != 0
     return True
+
+
+def restarts_all(container: v1.Container, exit_code: int) -> bool:
+    """Whether all containers of the pod are started again when this one has ended so."""
+    return _rule(container, exit_code) == "RestartAllContainers"
+
+
+def _rule(container: v1.Container, exit_code: int) -> str:
+    for rule in container.restartPolicyRules or ():
+        if rule.exitCodes and _holds(rule.exitCodes, exit_code):
+            return rule.action
+    return ""
 
 
 def _holds(rule: v1.ContainerRestartRuleOnExitCodes, exit_code: int) -> bool:

@@ -27,6 +27,7 @@ from winpod.node.pods import (
     whole_seconds,
 )
 from winpod.node.requests import metadata_of, spec_of
+from winpod.node.restart_all import is_restarting_all, restarting
 from winpod.node.seen import PodSeen
 from winpod.node.status_patch import OURS
 
@@ -42,7 +43,9 @@ def make_status(
     now: datetime,
 ) -> v1.PodStatus:
     before = before or pod.status or v1.PodStatus()
-    containers = ContainerStatuses(pod, seen, known)
+    containers = ContainerStatuses(
+        pod, seen, known, is_restarting_all=is_restarting_all(pod, seen, before)
+    )
     init = containers.of(init_containers(pod), before.initContainerStatuses)
     regular = containers.of(regular_containers(pod), before.containerStatuses)
     debugging = containers.of(ephemeral_containers(pod), before.ephemeralContainerStatuses)
@@ -182,7 +185,8 @@ def _conditions(
         others=others,
         before=before.conditions or (),
     )
-    ours = [_dated(one, pod, before, now) for one in (*own, *found)]
+    every = (*own, *found, *restarting(pod, seen, before, phase))
+    ours = [_dated(one, pod, before, now) for one in every]
     added = {condition.type for condition in ours}
     return [*(c for c in others if c.type not in added), *ours]
 

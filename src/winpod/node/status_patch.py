@@ -19,6 +19,7 @@ OURS = frozenset(
         "PodScheduled",
         "PodResizePending",
         "PodResizeInProgress",
+        "AllContainersRestarting",
     )
 )
 """Conditions that a kubelet writes, and that go when it no longer does. Others are of somebody."""

@@ -27,6 +27,7 @@ from winpod.node.ending import (
     end_containers_in_time,
     grace_of,
     remove_sandboxes,
+    reset_containers,
     stop_sandboxes,
 )
 from winpod.node.eviction import EVICTED
@@ -300,6 +301,11 @@ class Worker:
             self._first_seen = None
 
     async def _act(self, plan: Plan, seen: PodSeen) -> None:
+        ip = seen.ips[0] if seen.ips else ""
+        if plan.resets:
+            await reset_containers(self.given, plan.resets, ip, self._means)
+            self.wake()
+            return
         if plan.end_pod:
             text = "Pod sandbox changed, it will be killed and re-created."
             await self._means.tell(self.pod, "Normal", "SandboxChanged", text)
@@ -312,7 +318,6 @@ class Worker:
             seen = self._seen()
         for kill in plan.kills:
             grace = grace_of(self.given, kill)
-            ip = seen.ips[0] if seen.ips else ""
             await end_container(
                 self.given, kill.container, ip, grace, self._means, message=kill.message
             )
