@@ -1,0 +1,221 @@
+"""The custom resource of an upgrade: what was asked, and how far it has come.
+
+Its status is all that an operator needs to go on after another one died: each step is written down
+with what undoing it takes before it is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from lightkube.core.dictmixin import DictMixin
+
+from winpod.cluster.upgrade_asked import OldNodes, Way
+
+GROUP, VERSION, KIND, PLURAL = "winpod.dev", "v1alpha1", "WindowsUpgrade", "windowsupgrades"
+API_VERSION = f"{GROUP}/{VERSION}"
+UPGRADES = f"/apis/{API_VERSION}/{PLURAL}"
+
+
+class Condition(DictMixin, rename="camel"):
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition_time: str
+
+
+class StepRecord(DictMixin, rename="camel", omit_defaults=True):
+    """`before` is what undoing it takes, written down before anything is done."""
+
+    do: str
+    target: str = ""
+    state: str = "Pending"
+    message: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+    before: dict[str, Any] = msgspec.field(default_factory=dict)
+    after: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class WorkloadRecord(DictMixin, rename="camel", omit_defaults=True):
+    kind: str
+    namespace: str
+    name: str
+    pods: int = 0
+    fate: str = ""
+    change: str = ""
+    stays: bool = False
+    reasons: list[str] = msgspec.field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class NodeRecord(DictMixin):
+    name: str
+    role: str
+    state: str
+
+
+class Status(DictMixin, rename="camel", omit_defaults=True):
+    phase: str = ""
+    message: str = ""
+    failure: str = ""
+    observed_generation: int = 0
+    started_at: str = ""
+    finished_at: str = ""
+    notes: list[str] = msgspec.field(default_factory=list)
+    conditions: list[Condition] = msgspec.field(default_factory=list)
+    steps: list[StepRecord] = msgspec.field(default_factory=list)
+    nodes: list[NodeRecord] = msgspec.field(default_factory=list)
+    workloads: list[WorkloadRecord] = msgspec.field(default_factory=list)
+
+
+class Metadata(DictMixin, rename="camel", omit_defaults=True):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+
+
+class WindowsUpgrade(DictMixin, rename="camel"):
+    metadata: Metadata
+    spec: dict[str, Any]
+    status: Status = msgspec.field(default_factory=Status)
+    api_version: str = API_VERSION
+    kind: str = KIND
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def is_to_be_undone(self) -> bool:
+        return bool(self.spec.get("undo"))
+
+
+def _text(description: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **more}
+
+
+def _flag(description: str) -> dict[str, Any]:
+    return {"type": "boolean", "default": False, "description": description}
+
+
+def _objects(required: list[str], **properties: Any) -> dict[str, Any]:
+    item = {"type": "object", "required": required, "properties": properties}
+    return {"type": "array", "items": item}
+
+
+_ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+_SPEC = {
+    "type": "object",
+    "required": ["from", "to"],
+    "properties": {
+        "from": _text("The Windows of the old nodes: 2019, or 10.0.17763."),
+        "to": _text("The Windows of the new nodes, which must be newer."),
+        "way": _text(
+            "A new class beside the old; the same class, with a handler that keeps the old kernel; "
+            "or the old classes, with another node selector.",
+            enum=[str(way) for way in Way],
+            default=str(Way.NEW_CLASS),
+        ),
+        "patchWorkloads": _flag("Change workloads that name an old class or select old nodes."),
+        "leaveBehind": _flag("Go on where workloads cannot move, and leave them where they are."),
+        "oldNodes": _text(
+            "What becomes of the old nodes in the end; they stay cordoned.",
+            enum=[str(choice) for choice in OldNodes],
+            default=str(OldNodes.KEEP),
+        ),
+        "patienceSeconds": {
+            "type": "integer",
+            "minimum": 1,
+            "default": 1800,
+            "description": "How long one step may take before everything is undone.",
+        },
+        "undo": _flag("Take back what was done, as far as it can be."),
+    },
+    "x-kubernetes-validations": [
+        {
+            "rule": "self.from == oldSelf.from && self.to == oldSelf.to && self.way == oldSelf.way",
+            "message": "from, to and way cannot change: undo the upgrade and make another",
+        }
+    ],
+}
+_STATUS = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("phase", "message", "failure", "startedAt", "finishedAt"), _TEXT),
+        "observedGeneration": _NUMBER,
+        "notes": _TEXTS,
+        "conditions": _objects(
+            ["type", "status"],
+            **dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), _TEXT),
+        ),
+        "steps": _objects(
+            ["do"],
+            **dict.fromkeys(("do", "target", "state", "message", "startedAt", "finishedAt"), _TEXT),
+            before=_ANY,
+            after=_ANY,
+        ),
+        "nodes": _objects(["name"], **dict.fromkeys(("name", "role", "state"), _TEXT)),
+        "workloads": _objects(
+            ["kind", "namespace", "name"],
+            **dict.fromkeys(("kind", "namespace", "name", "fate", "change"), _TEXT),
+            pods=_NUMBER,
+            stays={"type": "boolean"},
+            reasons=_TEXTS,
+        ),
+    },
+}
+
+
+def _column(name: str, path: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": "string", "jsonPath": path, **more}
+
+
+CRD: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": f"{PLURAL}.{GROUP}"},
+    "spec": {
+        "group": GROUP,
+        "scope": "Cluster",
+        "names": {
+            "kind": KIND,
+            "listKind": f"{KIND}List",
+            "plural": PLURAL,
+            "singular": KIND.lower(),
+            "shortNames": ["wu"],
+        },
+        "versions": [
+            {
+                "name": VERSION,
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": [
+                    _column("From", ".spec.from"),
+                    _column("To", ".spec.to"),
+                    _column("Way", ".spec.way"),
+                    _column("Phase", ".status.phase"),
+                    _column("Message", ".status.message"),
+                    {**_column("Age", ".metadata.creationTimestamp"), "type": "date"},
+                ],
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "required": ["spec"],
+                        "properties": {"spec": _SPEC, "status": _STATUS},
+                    }
+                },
+            }
+        ],
+    },
+}
