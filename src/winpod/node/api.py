@@ -31,6 +31,7 @@ _SILENCE_SECONDS = 90
 _UNKNOWN_CLIENT = 401
 _LATER = frozenset((_UNKNOWN_CLIENT, 408, 429, 500, 502, 503, 504))
 _CONNECTIONS = 64
+_PAGE = 500
 _STATUSES_AT_ONCE, _EVENTS_AT_ONCE = 16, 4
 
 
@@ -75,6 +76,7 @@ class Change(Generic[T]):
 
 class _Metadata(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815 - the API's word
+    rest: str = msgspec.field(default="", name="continue")
 
 
 class _Bare(msgspec.Struct):
@@ -123,9 +125,16 @@ class ApiServer:
             raise
 
     async def list(self, kind: type[T], path: str, params: Mapping[str, str]) -> Listed[T]:
-        answer = msgspec.json.decode(await self.request("GET", path, params=params), type=_Items)
-        items = [msgspec.json.decode(item, type=kind) for item in answer.items or ()]
-        return Listed(items, answer.metadata.resourceVersion)
+        """In pages, so that of many objects only some are here whole at a time."""
+        items: list[T] = []
+        asked = {**params, "limit": str(_PAGE)}
+        while True:
+            page = msgspec.json.decode(await self.request("GET", path, params=asked), type=_Items)
+            items += [msgspec.json.decode(item, type=kind) for item in page.items or ()]
+            if not page.metadata.rest:
+                return Listed(items, page.metadata.resourceVersion)
+            asked = {**params, "limit": str(_PAGE), "continue": page.metadata.rest}
+            asked.pop("resourceVersion", None)
 
     async def create(self, path: str, body: T) -> T:
         answer = await self.request("POST", path, body)
