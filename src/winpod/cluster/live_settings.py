@@ -46,9 +46,9 @@ class LiveSettings:
     async def until_known(self) -> None:
         await self._following.is_known.wait()
 
-    def subscribe(self) -> asyncio.Event:
+    def subscribe(self, wake: asyncio.Event | None = None) -> asyncio.Event:
         """Set whenever they have changed; whoever waits for it clears it."""
-        self._subscribers.append(event := asyncio.Event())
+        self._subscribers.append(event := wake or asyncio.Event())
         return event
 
     async def listed(self, objects: Sequence[v1.ConfigMap]) -> None:

@@ -36,13 +36,17 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`classes` off: admission writes node selectors and tolerations instead."""
+    """`classes` off: admission writes node selectors and tolerations instead.
+
+    A class whose last node has gone is removed `remove_after_seconds` after its last pod.
+    """
 
     classes: bool = True
     class_name: str = "windows-{release}"
     hypervisor_class_name: str = "windows-{release}-hyperv"
     overhead: Amounts = (("memory", Decimal(200 * 1024**2)),)
     tolerations: tuple[Toleration, ...] = ()
+    remove_after_seconds: float = 300.0
     labels: bool = True
     admission: Admission = Admission()
 
@@ -61,7 +65,9 @@ def read_settings(text: str) -> Settings:
         raise InvalidInput(f"the operator's settings are not YAML: {error}.") from None
     document.allow("classes", "labels", "admission")
     classes, labels = document.get("classes"), document.get("labels")
-    classes.allow("enabled", "name", "hypervisorName", "overhead", "tolerations")
+    classes.allow(
+        "enabled", "name", "hypervisorName", "overhead", "tolerations", "removeAfterSeconds"
+    )
     labels.allow("enabled")
     default = Settings()
     settings = Settings(
@@ -72,6 +78,9 @@ def read_settings(text: str) -> Settings:
         ),
         overhead=classes.get("overhead").amounts() if classes.get("overhead") else default.overhead,
         tolerations=read_tolerations(classes.get("tolerations")),
+        remove_after_seconds=classes.get("removeAfterSeconds").number(
+            default.remove_after_seconds, 0, 86400
+        ),
         labels=_flag(labels.get("enabled"), default.labels),
         admission=_admission(document.get("admission")),
     )

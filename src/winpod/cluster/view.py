@@ -52,6 +52,8 @@ class Kind(StrEnum):
     NODE = "node"
     CLASS = "class"
     POD = "pod"
+    USE = "use"
+    """A class has got its first pod, or lost its last."""
 
 
 class View:
@@ -84,9 +86,9 @@ class View:
     def is_known(self) -> bool:
         return all(following.is_known.is_set() for following in self._followings)
 
-    def subscribe(self, *kinds: Kind) -> asyncio.Event:
+    def subscribe(self, *kinds: Kind, wake: asyncio.Event | None = None) -> asyncio.Event:
         """Set whenever one of these kinds has changed; whoever waits for it clears it."""
-        event = asyncio.Event()
+        event = wake or asyncio.Event()
         self._subscribers.append((frozenset(kinds or Kind), event))
         return event
 
@@ -144,10 +146,16 @@ class View:
     def _pod_changed(self, old: SeenPod | None, new: SeenPod | None) -> None:
         for seen, sign in ((old, -1), (new, 1)):
             if seen and not seen.has_ended:
-                self._users[seen.runtime_class] += sign
+                self._use(seen.runtime_class, sign)
                 self._taken.add(seen, sign)
         self._is_room_old = True
         self._wake(Kind.POD)
+
+    def _use(self, runtime_class: str, sign: int) -> None:
+        before = self._users[runtime_class]
+        self._users[runtime_class] += sign
+        if not before or not self._users[runtime_class]:
+            self._wake(Kind.USE)
 
     def _wake(self, kind: Kind) -> None:
         for kinds, event in self._subscribers:

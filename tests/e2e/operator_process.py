@@ -1,0 +1,98 @@
+"""`winpod operator` as a process of a test, which may be killed in the middle."""
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.processes import ServerProcess
+from tests.e2e.node_process import WINPOD, eventually, found
+
+NAMESPACE = "winpod-system"
+
+
+class OperatorProcess:
+    """Its log, an object a line, is in the directory."""
+
+    def __init__(self, plane: ControlPlane, directory: Path, name: str, *options: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self._command = [
+            *(*WINPOD, "operator", "--kubeconfig", str(plane.kubeconfig)),
+            *("--namespace", NAMESPACE, "--identity", name, "--log-format", "json"),
+            *("--address", "127.0.0.1", "--port", "0", *options),
+        ]
+        self._process: ServerProcess | None = None
+
+    def start(self) -> None:
+        self._process = ServerProcess("operator", self._command, self.log)
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def __enter__(self) -> "OperatorProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def said(self, words: str) -> bool:
+        return any(words in line["message"] for line in self.lines())
+
+    @property
+    def port(self) -> int:
+        eventually(lambda: any("port" in line for line in self.lines()))
+        return next(int(line["port"]) for line in reversed(self.lines()) if "port" in line)
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """What it answers at its port, without raising for a no."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, "nobody listens"
+
+
+def classes(plane: ControlPlane) -> dict[str, dict[str, Any]]:
+    listed = found(plane, "/apis/node.k8s.io/v1/runtimeclasses").get("items", [])
+    return {obj["metadata"]["name"]: obj for obj in listed}
+
+
+def configure(plane: ControlPlane, text: str) -> None:
+    """The operator's settings."""
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "winpod-operator", "namespace": NAMESPACE},
+            "data": {"config.yaml": text},
+        }
+    )
+
+
+def leader(plane: ControlPlane) -> str:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/winpod-operator"
+    return str(found(plane, path).get("spec", {}).get("holderIdentity", ""))

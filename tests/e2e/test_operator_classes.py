@@ -1,0 +1,231 @@
+"""`winpod operator` on a real API server: classes and labels from nodes, and one leader of two."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.node_process import NodeProcess, eventually, is_ready, node
+from tests.e2e.objects import (
+    BUILD_2019,
+    BUILD_2022,
+    BUILD_2025,
+    HYPERVISOR,
+    PROCESS,
+    TAINT,
+    add_nodes,
+    linux_node,
+    pod,
+    runtime_class,
+    windows_labels,
+    windows_node,
+)
+from tests.e2e.operator_process import NAMESPACE, OperatorProcess, classes, configure, leader
+
+GUEST_2019 = f"{HYPERVISOR}-17763"
+SETTINGS = "classes: {removeAfterSeconds: 0}"
+OURS = {"app.kubernetes.io/managed-by": "winpod"}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster of its own, since an operator looks after all nodes that there are."""
+    directory = tmp_path_factory.mktemp("plane")
+    with ControlPlane(directory, scheduler=False, controller_manager=False) as running:
+        running.create_namespace(NAMESPACE)
+        running.create_namespace("apps")
+        configure(running, SETTINGS)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(
+    plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    with OperatorProcess(plane, tmp_path_factory.mktemp("operator"), "one") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def _empty(plane: ControlPlane) -> Iterator[None]:
+    yield
+    configure(plane, SETTINGS)
+    gone = ("--all", "--force", "--grace-period=0")
+    plane.kubectl("delete", "pods", "-n", "apps", *gone)
+    plane.kubectl("delete", "nodes", "--all")
+    plane.kubectl("delete", "runtimeclasses", "--all")
+
+
+def using(name: str, runtime_class: str) -> dict[str, Any]:
+    spec = {"runtimeClassName": runtime_class, "containers": [{"name": "main", "image": "app"}]}
+    return pod(name, "apps", spec)
+
+
+def scheduling(obj: dict[str, Any]) -> dict[str, Any]:
+    return dict(obj["scheduling"]["nodeSelector"])
+
+
+def test_classes_appear_for_the_builds_of_a_mixed_cluster(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    add_nodes(
+        plane,
+        windows_node("old", BUILD_2019),
+        windows_node("new", BUILD_2022, handlers=(PROCESS, HYPERVISOR, GUEST_2019)),
+        linux_node("linux"),
+    )
+    eventually(
+        lambda: classes(plane).keys() == {"windows-2019", "windows-2022", "windows-2019-hyperv"}
+    )
+    made = classes(plane)
+    assert {obj["handler"] for obj in made.values()} == {PROCESS, GUEST_2019}
+    assert scheduling(made["windows-2019"]) == windows_labels(BUILD_2019)
+    assert scheduling(made["windows-2019-hyperv"]) == windows_labels(BUILD_2022)
+    assert made["windows-2019-hyperv"]["overhead"] == {"podFixed": {"memory": "200Mi"}}
+    assert "overhead" not in made["windows-2019"]
+    for obj in made.values():
+        assert obj["scheduling"]["tolerations"] == [TAINT | {"operator": "Equal"}]
+        assert obj["metadata"]["labels"] == OURS
+    labels = node(plane, "linux")["metadata"]["labels"]
+    assert not [key for key in labels if "winpod" in key]
+    assert operator.answer("/healthz")[0] == 200
+    assert operator.answer("/readyz") == (200, "leads\n")
+
+
+def test_simulated_nodes_get_the_classes_of_their_builds(
+    plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    del operator
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text("nodes: [{name: a, build: '2019'}, {name: b, build: '2025'}]")
+    options = ("--kubeconfig", str(plane.kubeconfig), "--simulated", "--nodes", str(nodes))
+    with NodeProcess(tmp_path, *options):
+        eventually(lambda: {"windows-2019", "windows-2025"} <= classes(plane).keys())
+        eventually(lambda: "winpod.dev/isolation" in node(plane, "b")["metadata"]["labels"])
+        eventually(lambda: is_ready(plane, "a"))
+
+
+def test_a_guest_has_a_class_only_where_a_node_can_really_host_it(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    """containerd advertises it and cannot choose its images; the build does not tell them apart."""
+    del operator
+    handlers = (PROCESS, HYPERVISOR, GUEST_2019)
+    containerd = windows_node("a", BUILD_2022, runtime="containerd://2.1.0", handlers=handlers)
+    add_nodes(plane, containerd)
+    eventually(lambda: "windows-2022" in classes(plane))
+    assert "windows-2019-hyperv" not in classes(plane)
+    add_nodes(plane, windows_node("b", BUILD_2022, handlers=handlers))
+    eventually(lambda: "windows-2019-hyperv" in classes(plane))
+    label = f"handler.winpod.dev/{GUEST_2019}"
+    assert scheduling(classes(plane)["windows-2019-hyperv"])[label] == "true"
+    assert node(plane, "b")["metadata"]["labels"][label] == "true"
+    assert label not in node(plane, "a")["metadata"]["labels"]
+
+
+def test_a_class_of_somebody_else_is_left_alone_and_told(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    theirs = runtime_class("windows-2019", "their-handler", BUILD_2019)
+    plane.apply(theirs)
+    add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
+    eventually(lambda: "windows-2022" in classes(plane))
+    eventually(lambda: operator.said("was not made by winpod and is left alone"))
+    assert classes(plane)["windows-2019"]["handler"] == "their-handler"
+    plane.kubectl("delete", "node", "old")
+    eventually(lambda: "old" not in plane.kubectl("get", "nodes", "-o", "name"))
+    configure(plane, "classes: {removeAfterSeconds: 0, name: 'win-{number}'}")
+    eventually(lambda: classes(plane).keys() == {"windows-2019", "win-20348"})
+
+
+def test_a_class_whose_last_node_went_stays_while_a_pod_uses_it(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
+    eventually(lambda: {"windows-2019", "windows-2022"} == classes(plane).keys())
+    plane.apply(using("last", "windows-2019"))
+    plane.kubectl("delete", "node", "old", "new")
+    eventually(lambda: "windows-2022" not in classes(plane))
+    assert "windows-2019" in classes(plane)
+    assert operator.said('RuntimeClass "windows-2019" has no node any more')
+    plane.kubectl("delete", "pod", "last", "-n", "apps", "--force", "--grace-period=0")
+    eventually(lambda: not classes(plane))
+
+
+def test_a_class_with_another_handler_is_replaced_when_no_pod_uses_it(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    plane.apply(runtime_class("windows-2019", "another-handler", BUILD_2019))
+    plane.apply(using("user", "windows-2019"))
+    add_nodes(plane, windows_node("old", BUILD_2019))
+    plane.kubectl("label", "runtimeclass", "windows-2019", *(f"{k}={v}" for k, v in OURS.items()))
+    eventually(lambda: operator.said('RuntimeClass "windows-2019" stays until no pod uses it'))
+    assert classes(plane)["windows-2019"]["handler"] == "another-handler"
+    plane.kubectl("delete", "pod", "user", "-n", "apps", "--force", "--grace-period=0")
+    eventually(lambda: classes(plane)["windows-2019"]["handler"] == PROCESS)
+
+
+def test_a_changed_class_keeps_what_others_wrote_into_it(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    del operator
+    add_nodes(plane, windows_node("old", BUILD_2019, taints=()))
+    eventually(lambda: "windows-2019" in classes(plane))
+    plane.kubectl("annotate", "runtimeclass", "windows-2019", "winpod.dev/retiring=gone by May")
+    uid = classes(plane)["windows-2019"]["metadata"]["uid"]
+    plane.kubectl("taint", "node", "old", "node.kubernetes.io/os=windows:NoSchedule")
+    eventually(lambda: "tolerations" in classes(plane)["windows-2019"]["scheduling"])
+    now = classes(plane)["windows-2019"]["metadata"]
+    assert now["uid"] == uid
+    assert now["annotations"]["winpod.dev/retiring"] == "gone by May"
+
+
+def test_labels_that_a_kubelet_does_not_set_are_filled_in_and_follow_the_kernel(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    del operator
+    bare = windows_node("bare", BUILD_2019)
+    del bare["metadata"]["labels"]["node.kubernetes.io/windows-build"]
+    add_nodes(plane, bare)
+
+    def build() -> object:
+        return node(plane, "bare")["metadata"]["labels"].get("node.kubernetes.io/windows-build")
+
+    eventually(lambda: build() == BUILD_2019)
+    assert node(plane, "bare")["metadata"]["labels"]["winpod.dev/isolation"] == "process"
+    eventually(lambda: "windows-2019" in classes(plane))
+    bare["status"]["nodeInfo"]["kernelVersion"] = f"{BUILD_2025}.1"
+    plane.apply(bare)
+    eventually(lambda: build() == BUILD_2025)
+    eventually(lambda: classes(plane).keys() == {"windows-2025"})
+
+
+def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
+    add_nodes(plane, windows_node("old", BUILD_2019))
+    eventually(lambda: "servers-2019" in classes(plane))
+    configure(plane, "classes: {name: nothing-in-braces}")
+    eventually(lambda: operator.said("classes.name is"))
+    add_nodes(plane, windows_node("new", BUILD_2022))
+    eventually(lambda: "servers-2022" in classes(plane))
+
+
+def test_of_two_operators_one_leads_and_the_other_takes_over(
+    plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    """Killed, it is waited for until its lease has run out; stopped, it has given it back."""
+    eventually(lambda: leader(plane) == operator.name)
+    with OperatorProcess(plane, tmp_path, "two") as second:
+        eventually(lambda: second.answer("/readyz") == (200, "waits to lead\n"))
+        operator.kill()
+        add_nodes(plane, windows_node("old", BUILD_2019))
+        assert not classes(plane)
+        eventually(lambda: "windows-2019" in classes(plane))
+        assert leader(plane) == second.name
+        operator.start()
+        eventually(lambda: operator.answer("/readyz") == (200, "waits to lead\n"))
+    assert leader(plane) in ("", operator.name)
+    eventually(lambda: leader(plane) == operator.name, within=5)
