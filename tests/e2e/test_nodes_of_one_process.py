@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.node_process import NodeProcess, is_ready, node
 from tests.e2e.objects import BUILD_2019, BUILD_2022
-from tests.e2e.windows_cluster import WindowsCluster, remove_sandboxes, windows_spec
+from tests.e2e.windows_cluster import PEER, PORT, WindowsCluster, remove_sandboxes, windows_spec
 
 from winpod.images.base import Base
 from winpod.node.settings import this_machine
@@ -38,7 +39,7 @@ def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodePr
     process = NodeProcess(
         tmp_path,
         *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(tmp_path / "nodes.yaml")),
-        *("--node-ip", machine.address, "--port", "0"),
+        *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
         *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
         before=(*machine.entering, "env", f"WINPOD_CONFIG={tmp_path / 'config.toml'}"),
     )
@@ -71,6 +72,9 @@ def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine
     said = {name: cluster.exec(NAMESPACE, name, "cmd", "/c", "ver") for name in BUILDS}
     assert BUILD_2019 in said["pair-2019"]
     assert BUILD_2022 in said["pair-2022"]
+    own, other = (cluster.address(NAMESPACE, name) for name in BUILDS)
+    heard = cluster.exec(NAMESPACE, "pair-2019", PEER, "ask", f"http://{other}:{PORT}")
+    assert f"heard {own}" in heard
     machine = this_machine(tmp_path)
     found = [node(cluster.plane, name)["status"]["capacity"] for name in BUILDS]
     assert sum(amount(one["cpu"]) for one in found) == machine.cpus
