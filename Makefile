@@ -46,7 +46,8 @@ unit: $(READY)
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
-	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl e2fsprogs procps
+	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl e2fsprogs procps \
+	  libfaketime
 	$(BIN)/pytest tests/e2e
 
 conformance: $(READY)

@@ -1,0 +1,441 @@
+"""A node of a real cluster in trouble: its API server, runtime, credentials, watch or clock go."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube.models import core_v1 as v1
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.control_plane import POD_RANGE
+from tests.e2e.controlplane.processes import ServerProcess
+from tests.e2e.node_process import (
+    WINPOD,
+    NodeProcess,
+    condition,
+    eventually,
+    found,
+    is_ready,
+    node,
+    phase,
+    pod,
+    windows_pod,
+)
+from tests.e2e.objects import pods_path
+from tests.e2e.windows_cluster import BUILDS, WindowsCluster, remove_sandboxes, windows_spec
+from tests.node.known_objects import read
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import Base
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
+from winpod.node.api_source import ApiObjects, ClusterWide
+from winpod.windows.errors import Unavailable
+
+IMAGE = "registry.example/app:1"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+CRASHES = ("simulate", "1", "1")
+SLEEP = ("cmd", "/c", "echo here& ping -n 3600 127.0.0.1 >nul")
+
+
+@contextmanager
+def simulated(
+    cluster: ControlPlane, directory: Path, name: str, kubeconfig: Path | None = None, **more: Any
+) -> Iterator[NodeProcess]:
+    """A node that runs nothing, and the namespace of its name for its pods."""
+    cluster.create_namespace(name)
+    access = str(kubeconfig or cluster.kubeconfig)
+    arguments = ("--kubeconfig", access, "--simulated", "--name", name)
+    with NodeProcess(directory, *arguments, **more) as process:
+        try:
+            eventually(lambda: is_ready(cluster, name))
+            yield process
+        finally:
+            cluster.kubectl("delete", "pods", "--all", "-n", name, "--force", "--grace-period=0")
+            cluster.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+def on(name: str, pod_name: str, *command: str, **spec: Any) -> dict[str, Any]:
+    """A pod of that node's namespace, bound to it."""
+    return windows_pod(name, pod_name, IMAGE, *command, nodeName=name, **spec)
+
+
+def app_of(cluster: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
+    statuses = pod(cluster, namespace, name).get("status", {}).get("containerStatuses", [{}])
+    return dict(statuses[0])
+
+
+def is_pod_ready(cluster: ControlPlane, namespace: str, name: str) -> bool:
+    return condition(pod(cluster, namespace, name), "Ready").get("status") == "True"
+
+
+def test_a_status_that_somebody_else_wrote_over_is_told_again(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """As the node controller does when it has not heard of a node for a while."""
+    name = "overwritten"
+    with simulated(control_plane, tmp_path, name):
+        control_plane.apply(on(name, "web"))
+        eventually(lambda: is_pod_ready(control_plane, name, "web"))
+        unready = [{"type": "Ready", "status": "False"}, {"type": "example.test/a", "status": "A"}]
+        patch = json.dumps({"status": {"conditions": unready}})
+        command = ("patch", "pod", "web", "-n", name, "--subresource=status", "-p", patch)
+        assert "web" in control_plane.kubectl(*command)
+        eventually(lambda: is_pod_ready(control_plane, name, "web"))
+        theirs = condition(pod(control_plane, name, "web"), "example.test/a")
+        assert theirs["status"] == "A"
+
+
+def test_a_watch_whose_place_the_server_forgot_begins_anew_and_loses_nothing(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    name = "forgotten"
+    with simulated(control_plane, tmp_path, name) as process:
+        control_plane.apply(on(name, "stays"), on(name, "leaves"))
+        eventually(lambda: is_pod_ready(control_plane, name, "stays"))
+        eventually(lambda: is_pod_ready(control_plane, name, "leaves"))
+        before = app_of(control_plane, name, "stays")
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            control_plane.stop_api_server()
+            control_plane.start_api_server()
+            away = {"gracePeriodSeconds": 0}
+            control_plane.request("DELETE", f"{pods_path(name)}/leaves", away)
+            control_plane.apply(on(name, "leaves"), on(name, "comes"))
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: is_pod_ready(control_plane, name, "comes"))
+        eventually(lambda: is_pod_ready(control_plane, name, "leaves"))
+        assert "/api/v1/pods is listed again" in process.log.read_text()
+        assert app_of(control_plane, name, "stays") == before
+
+
+def test_a_token_that_ends_is_read_again_from_its_file(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    name = "tokens"
+    first, second = (_bound_token(control_plane, name, number) for number in ("one", "two"))
+    file = tmp_path / "token"
+    file.write_text(first)
+    kubeconfig = _with_user(control_plane, tmp_path, {"tokenFile": "token"})
+    with simulated(control_plane, tmp_path, name, kubeconfig) as process:
+        control_plane.apply(on(name, "stays"))
+        eventually(lambda: is_pod_ready(control_plane, name, "stays"))
+        before = app_of(control_plane, name, "stays")
+        control_plane.kubectl("delete", "secret", "one", "-n", name)
+        eventually(lambda: "Unauthorized" in process.log.read_text())
+        control_plane.apply(on(name, "later"))
+        file.write_text(second)
+        eventually(lambda: is_pod_ready(control_plane, name, "later"), within=20)
+        assert app_of(control_plane, name, "stays") == before
+
+
+def test_a_clock_that_jumps_changes_nothing_for_pods(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    name = "jumps"
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    faked = {
+        "LD_PRELOAD": FAKETIME,
+        "FAKETIME_TIMESTAMP_FILE": clock,
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    before = ("env", *(f"{key}={value}" for key, value in faked.items()))
+
+    def renewed() -> str:
+        return str(found(control_plane, f"{LEASES}/{name}").get("spec", {}).get("renewTime", ""))
+
+    def restarts() -> int:
+        return int(app_of(control_plane, name, "crashes").get("restartCount", 0))
+
+    with simulated(control_plane, tmp_path, name, before=before):
+        control_plane.apply(on(name, "stays"), on(name, "crashes", *CRASHES))
+        eventually(lambda: is_pod_ready(control_plane, name, "stays"))
+        eventually(lambda: restarts() >= 1)
+        stays = app_of(control_plane, name, "stays")
+
+        def jump(offset: str) -> None:
+            first, crashed = renewed(), restarts()
+            ahead = f"{datetime.now(UTC) + timedelta(hours=1):%FT%T}"
+            control_plane.apply(on(name, "ends", "simulate", "0", "6", restartPolicy="Never"))
+            eventually(lambda: phase(control_plane, name, "ends") == "Running")
+            clock.write_text(offset)
+            eventually(lambda: phase(control_plane, name, "ends") == "Succeeded", within=20)
+            eventually(lambda: renewed() > max(first, ahead), within=20)
+            eventually(lambda: restarts() > crashed, within=60)
+            control_plane.kubectl("delete", "pod", "ends", "-n", name, "--timeout=20s")
+
+        jump("+2h")
+        jump("+0")
+        assert is_ready(control_plane, name)
+        assert app_of(control_plane, name, "stays") == stays
+
+
+async def test_tokens_in_volumes_are_renewed_before_they_end(control_plane: ControlPlane) -> None:
+    """The clocks are the test's: the least life that a server gives is ten minutes."""
+    control_plane.create_namespace("renewed")
+    control_plane.apply(windows_pod("renewed", "web", IMAGE))
+    web = read(v1.Pod, pod(control_plane, "renewed", "web"))
+    now = [1000.0, 1.8e9]
+    server = ApiServer(read_kubeconfig(control_plane.kubeconfig))
+    objects = ApiObjects(server, "", ClusterWide(server), lambda: (now[0], now[1]))
+
+    async def token() -> str:
+        return await objects.token("renewed", "default", "", 600, web)
+
+    try:
+        first = await token()
+        now = [1470.0, 1.8e9]
+        assert await token() == first
+        now = [1490.0, 1.8e9 - 7200]
+        second = await token()
+        assert second != first
+        now = [1500.0, 1.8e9]
+        third = await token()
+        assert third != second
+        control_plane.stop_api_server()
+        now = [2090.0, 1.8e9 + 590]
+        assert await token() == third
+        now = [2110.0, 1.8e9 + 590]
+        with pytest.raises(Unavailable):
+            await token()
+    finally:
+        control_plane.start_api_server()
+        await server.close()
+
+
+def test_pods_go_through_a_minute_without_the_api_server(cluster: WindowsCluster) -> None:
+    ns = "minute"
+    cluster.plane.create_namespace(ns)
+    settings = {"name": "settings", "namespace": ns}
+    cluster.plane.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings, "data": {"CODE": "3"}},
+        _in(ns, "stays", windows_spec(cluster.image, *SLEEP)),
+        _in(ns, "crashes", _spec_that_crashes(cluster.image, every=20)),
+        _in(ns, "turns", _spec_that_turns_unready(cluster.image, after=25)),
+    )
+    cluster.until_ready(ns, "stays", "crashes", "turns")
+    before = _app(cluster, ns, "stays")
+    assert _app(cluster, ns, "crashes")["restartCount"] == 0
+    cluster.plane.stop_api_server()
+    time.sleep(60)
+    cluster.plane.start_api_server()
+    for name in BUILDS:
+        cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
+    cluster.until_ready(ns, "stays")
+    assert _app(cluster, ns, "stays") == before
+    cluster.until("the crash is told", lambda: _app(cluster, ns, "crashes")["restartCount"])
+    assert _app(cluster, ns, "crashes")["lastState"]["terminated"]["exitCode"] == 3
+    unready = partial(condition, kind="Ready")
+    cluster.until(
+        "the probe's answer is told",
+        lambda: unready(cluster.get(ns, "pod", "turns"))["status"] == "False",
+    )
+    assert _app(cluster, ns, "turns")["restartCount"] == 0
+    events = cluster.kubectl("get", "events", "-n", ns)
+    assert "TaintManagerEviction" not in events
+    cluster.kubectl("delete", "pods", "--all", "-n", ns, "--timeout=120s")
+
+
+def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsCluster) -> None:
+    ns, win = "rollout", "win-2019"
+    cluster.plane.create_namespace(ns)
+    labels = {"app": "app"}
+    spec = windows_spec(cluster.image, *SLEEP, node=win)
+    cluster.plane.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "app", "namespace": ns},
+            "spec": {
+                "replicas": 3,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        }
+    )
+    rolled = ("rollout", "status", "deployment/app", "-n", ns, "--timeout=180s")
+    cluster.kubectl(*rolled)
+    cluster.kubectl("set", "env", "deployment/app", "-n", ns, "VERSION=two")
+    cluster.until("the second of three new pods comes", lambda: _updated(cluster, ns) == 2)
+    cluster.nodes[win].kill()
+    cluster.nodes[win].start()
+    cluster.kubectl(*rolled)
+    cluster.until("the old pods are gone", lambda: len(_pods(cluster, ns)) == 3)
+    for one in _pods(cluster, ns):
+        (app,) = one["status"]["containerStatuses"]
+        assert app["restartCount"] == 0
+        told = cluster.exec(ns, one["metadata"]["name"], "cmd", "/c", "echo %VERSION%")
+        assert told.strip() == "two"
+    socket = cluster.nodes[win].log.parent / f"root/nodes/{win}/cri.sock"
+    cluster.until("nothing is left of them", lambda: len(_sandboxes(socket, ns)) == 3)
+    cluster.kubectl("delete", "deployment", "app", "-n", ns)
+
+
+def test_a_runtime_killed_apart_from_its_agent_comes_back_to_the_same_containers(
+    cluster: WindowsCluster, base: Base, tmp_path: Path
+) -> None:
+    ns, name = "apart", "win-apart"
+    cluster.plane.create_namespace(ns)
+    with _node_with_a_runtime_apart(cluster, base, tmp_path, name) as start_runtime:
+        runtime = start_runtime()
+        cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
+        probe = {"exec": {"command": ["cmd", "/c", "exit 0"]}, "periodSeconds": 5}
+        probe |= {"timeoutSeconds": 5}
+        spec = windows_spec(cluster.image, *SLEEP, node=name, container={"livenessProbe": probe})
+        cluster.plane.apply(_in(ns, "stays", spec))
+        cluster.until_ready(ns, "stays")
+        before = _app(cluster, ns, "stays")
+        os.killpg(runtime.pid, signal.SIGKILL)
+        runtime.stop()
+        said = partial(condition, kind="Ready")
+        cluster.until(
+            "the node says that its runtime is down",
+            lambda: (
+                "container runtime is down" in said(node(cluster.plane, name)).get("message", "")
+            ),
+        )
+        assert not is_ready(cluster.plane, name)
+        start_runtime()
+        cluster.until("the node is ready again", partial(is_ready, cluster.plane, name))
+        assert cluster.exec(ns, "stays", "cmd", "/c", "echo again").strip() == "again"
+        assert "here" in cluster.kubectl("logs", "stays", "-n", ns)
+        cluster.plane.apply(_in(ns, "new", windows_spec(cluster.image, *SLEEP, node=name)))
+        cluster.until_ready(ns, "new", "stays")
+        assert _app(cluster, ns, "stays") == before
+        cluster.kubectl("delete", "pods", "--all", "-n", ns, "--timeout=60s")
+        cluster.until("nothing is left", lambda: not _sandboxes(tmp_path / "cri.sock", ns))
+
+
+@contextmanager
+def _node_with_a_runtime_apart(
+    cluster: WindowsCluster, base: Base, folder: Path, name: str
+) -> Iterator[Callable[[], ServerProcess]]:
+    """An agent on a machine of the cluster; what starts its runtime is told."""
+    machine, root = cluster.machines["win-2022"], folder / "runtime"
+    root.mkdir()
+    (root / "bases").symlink_to(base.path.parent)
+    config = folder / "config.toml"
+    config.write_text("[runtime]\nwarm_shells = 0\n")
+    entering = (*machine.entering, "env", f"WINPOD_CONFIG={config}")
+    serving = cluster.plane.serving_certificate(f"{name}-serving", f"IP:{machine.address}")
+    kubeconfig = cluster.plane.kubeconfig_for(f"system:node:{name}", "system:nodes")
+    running: list[ServerProcess] = []
+
+    def start_runtime() -> ServerProcess:
+        command = [
+            *(*entering, *WINPOD, "runtime", "--host-build", "2022", "--root", str(root)),
+            *("--socket", str(folder / "cri.sock")),
+        ]
+        running.append(ServerProcess("runtime", command, folder / "runtime.log"))
+        return running[-1]
+
+    agent = NodeProcess(
+        folder,
+        *("--kubeconfig", str(kubeconfig), "--name", name, "--build", "2022"),
+        *("--runtime", str(folder / "cri.sock"), "--port", "10251"),
+        *("--node-ip", machine.address, "--cluster-cidr", POD_RANGE),
+        *("--tls-cert-file", str(serving.certificate)),
+        *("--tls-private-key-file", str(serving.key)),
+        before=entering,
+    )
+    try:
+        with agent:
+            yield start_runtime
+    finally:
+        cluster.plane.request("DELETE", f"/api/v1/nodes/{name}")
+        remove_sandboxes(folder / "cri.sock")
+        for process in running:
+            process.stop()
+
+
+def _in(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _spec_that_crashes(image: str, *, every: int) -> dict[str, Any]:
+    """Its exit code comes from a config map, as a variable and as a file that must be there."""
+    command = f"ping -n {every} 127.0.0.1 >nul& type C:\\settings\\CODE& exit %CODE%"
+    spec = windows_spec(image, "cmd", "/c", command)
+    spec["volumes"] = [{"name": "settings", "configMap": {"name": "settings"}}]
+    (container,) = spec["containers"]
+    container["envFrom"] = [{"configMapRef": {"name": "settings"}}]
+    container["volumeMounts"] = [{"name": "settings", "mountPath": "C:\\settings"}]
+    return spec
+
+
+def _spec_that_turns_unready(image: str, *, after: int) -> dict[str, Any]:
+    wait = "ping -n {} 127.0.0.1 >nul"
+    command = f"{wait.format(after)}& echo x>C:\\gone& {wait.format(3600)}"
+    probe = {"exec": {"command": ["cmd", "/c", "if exist C:\\gone exit 1"]}, "timeoutSeconds": 5}
+    probe |= {"periodSeconds": 2, "failureThreshold": 1}
+    return windows_spec(image, "cmd", "/c", command, container={"readinessProbe": probe})
+
+
+def _app(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:
+    return dict(cluster.get(namespace, "pod", name)["status"]["containerStatuses"][0])
+
+
+def _updated(cluster: WindowsCluster, namespace: str) -> int:
+    return int(cluster.get(namespace, "deployment", "app")["status"].get("updatedReplicas", 0))
+
+
+def _pods(cluster: WindowsCluster, namespace: str) -> list[dict[str, Any]]:
+    return list(json.loads(cluster.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"])
+
+
+def _sandboxes(socket: Path, namespace: str) -> list[str]:
+    async def listed() -> list[str]:
+        client = Client(f"unix:{socket}")
+        try:
+            answer = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+        finally:
+            await client.close()
+        return [item.id for item in answer.items if item.metadata.namespace == namespace]
+
+    return asyncio.run(listed())
+
+
+def _bound_token(cluster: ControlPlane, namespace: str, secret: str) -> str:
+    """Of a service account that may do everything, for as long as the secret exists."""
+    cluster.create_namespace(namespace)
+    account = {"name": "fleet", "namespace": namespace}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": account | {"name": secret}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"e2e:{namespace}"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "cluster-admin",
+            },
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        },
+    )
+    bound = ("--bound-object-kind=Secret", f"--bound-object-name={secret}")
+    return cluster.kubectl("create", "token", "fleet", "-n", namespace, *bound)
+
+
+def _with_user(cluster: ControlPlane, directory: Path, user: dict[str, str]) -> Path:
+    """A kubeconfig for whoever that is."""
+    document = json.loads(cluster.kubeconfig.read_text())
+    document["users"][0]["user"] = user
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(document))
+    return path
