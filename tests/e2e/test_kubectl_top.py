@@ -1,8 +1,10 @@
 """`kubectl top`, through a real metrics-server, of a Windows pod that uses what it is given."""
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cri.test_images import push
@@ -14,7 +16,6 @@ from tests.images.registries import home, registry
 __all__ = ["home", "node", "programs", "registry"]
 
 HELD = 64
-LIMITS = {"cpu": "300m", "memory": "512Mi"}
 
 
 @pytest.fixture(scope="module")
@@ -23,32 +24,71 @@ def built() -> tuple[Path, Path]:
     return program(), windows_programs.go_program(name="load")
 
 
-async def test_top_shows_what_a_windows_pod_and_its_node_use(
+async def test_top_shows_what_windows_pods_use_and_an_autoscaler_acts_on_it(
     built: tuple[Path, Path], node: ApiNode, home: Path, registry: str, tmp_path: Path
 ) -> None:
     server, load = built
-    image = await packed(load, home, registry)
-    node.image = image
-    begins = {"name": "begins", "image": image, "command": ["cmd", "/c", "echo begun"]}
-    await node.start(
-        "busy",
-        *("C:\\load.exe", str(HELD)),
-        container={"resources": {"limits": LIMITS}},
-        initContainers=[begins],
-    )
-    await node.until_said("busy", "holding")
+    made = [deployment(node.name, await packed(load, home, registry)), autoscaler()]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": made}).encode()
+    await node.kubectl("apply", "-f", "-", stdin=listed)
+    await node.until_said("deployment/busy", "holding")
     with metrics_server(node.plane, tmp_path, server):
-        (row,) = await shown(node, "pod", "--containers")
-        assert row[:2] == ["busy", "app"]
+        row = (await shown(node, "pod", "--containers"))[0]
+        assert row[0].startswith("busy-")
+        assert row[1] == "app"
         assert 100 < millicores(row[2]) < 400
         assert HELD <= mebibytes(row[3]) < 512
-        (whole,) = await shown(node, "pod")
-        assert whole[0] == "busy"
-        assert mebibytes(whole[2]) >= HELD
+        assert mebibytes((await shown(node, "pod"))[0][2]) >= HELD
         (of_node,) = await shown(node, "node", node.name)
         assert of_node[0] == node.name
         assert millicores(of_node[1]) > 100
         assert mebibytes(of_node[3]) >= HELD
+        reason = 'jsonpath={.status.conditions[?(@.type=="ScalingActive")].reason}'
+        await node.kubectl(
+            *("wait", "deployment/busy", "--for=jsonpath={.status.replicas}=2", "--timeout=120s")
+        )
+        assert await node.kubectl("get", "hpa", "busy", "-o", reason) == "ValidMetricFound"
+    foreground = ("--cascade=foreground", "--timeout=60s")
+    await node.kubectl("delete", "hpa/busy", "deployment/busy", *foreground)
+
+
+def deployment(node: str, image: str) -> dict[str, Any]:
+    """One pod, which begins with a container that is gone when others are counted."""
+    limits = {"limits": {"cpu": "300m", "memory": "512Mi"}, "requests": {"cpu": "100m"}}
+    loaded = {"name": "app", "image": image, "command": ["C:\\load.exe", str(HELD)]}
+    begins = {"name": "begins", "image": image, "command": ["cmd", "/c", "echo begun"]}
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "terminationGracePeriodSeconds": 1,
+        "initContainers": [begins | {"resources": limits}],
+        "containers": [loaded | {"resources": limits}],
+    }
+    labels = {"app": "busy"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "busy"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def autoscaler() -> dict[str, Any]:
+    """It wants half of what a pod requests to be used, which is a sixth of what one uses."""
+    target = {"type": "Utilization", "averageUtilization": 50}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "busy"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "busy"},
+            "minReplicas": 1,
+            "maxReplicas": 2,
+            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+        },
+    }
 
 
 async def packed(program: Path, home: Path, registry: str) -> str:
