@@ -33,6 +33,7 @@ COMMANDS = {
     "base": "Build, show and remove the Windows that containers run on.",
     "node": "Join a Kubernetes cluster as Windows nodes, and run the pods that it sends.",
     "operator": "Look after a cluster's Windows nodes: RuntimeClasses, admission, and upgrades.",
+    "runtimeclass": "Write the RuntimeClasses that a cluster's Windows nodes give reason for.",
     "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
 }
 """Each with the first line of its help; its module has the same name, with _ for -."""

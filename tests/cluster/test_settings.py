@@ -1,0 +1,96 @@
+"""The operator's settings: what may be written, and the sentence for what may not."""
+
+from decimal import Decimal
+
+import pytest
+
+from winpod.cluster.settings import Admission, Settings, fill_name, read_settings
+from winpod.windows.builds import parse_build
+from winpod.windows.errors import InvalidInput
+from winpod.windows.objects import Toleration
+
+EVERYTHING = """
+classes:
+  enabled: false
+  name: win-{number}
+  hypervisorName: win-{build}-guest
+  overhead: {memory: 100Mi, cpu: 50m}
+  removeAfterSeconds: 10
+  tolerations:
+  - {key: dedicated, operator: Exists}
+labels: {enabled: false}
+admission:
+  enabled: false
+  failOpen: false
+  tagSeconds: 60
+  budgetSeconds: 2.5
+  refuseUnplaceable: false
+  exemptNamespaces: [kube-system, monitoring]
+"""
+
+
+@pytest.mark.parametrize("text", ["", "{}", "classes: {}", "classes:\nlabels:\nadmission:\n"])
+def test_what_is_not_written_has_its_default(text: str) -> None:
+    assert read_settings(text) == Settings()
+
+
+def test_everything_can_be_written() -> None:
+    assert read_settings(EVERYTHING) == Settings(
+        classes=False,
+        class_name="win-{number}",
+        hypervisor_class_name="win-{build}-guest",
+        overhead=(("cpu", Decimal("0.05")), ("memory", Decimal(100 * 1024**2))),
+        tolerations=(Toleration("dedicated", "Exists"),),
+        remove_after_seconds=10,
+        labels=False,
+        admission=Admission(False, False, 60, 2.5, False, ("kube-system", "monitoring")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[", "the operator's settings are not YAML"),
+        ("- classes", "the object must be a mapping"),
+        ("clases: {}", "clases is not a setting (there are admission, classes, labels)"),
+        ("classes: {naem: x}", "classes.naem is not a setting"),
+        ("classes: {enabled: 'yes'}", "classes.enabled must be true or false"),
+        ("classes: {name: windows}", "classes.name is"),
+        ("classes: {name: 'win-{year}'}", "classes.name is"),
+        ("classes: {name: 'win-{'}", "classes.name is"),
+        ("classes: {name: 'win-{}'}", "classes.name is"),
+        ("classes: {name: 'win-{release.real}'}", "classes.name is"),
+        ("classes: {name: 'Win_{release}'}", "a class's name is of a-z, 0-9, - and . only"),
+        ("classes: {hypervisorName: 'windows-{release}'}", "two classes cannot have one name"),
+        ("classes: {overhead: {memory: lots}}", "classes.overhead.memory must be a quantity"),
+        ("classes: {tolerations: [{operator: Maybe}]}", "classes.tolerations[0].operator is"),
+        ("classes: {removeAfterSeconds: -1}", "classes.removeAfterSeconds is -1"),
+        ("labels: {enable: true}", "labels.enable is not a setting"),
+        ("admission: {budgetSeconds: 60}", "admission.budgetSeconds is 60"),
+        ("admission: {tagSeconds: soon}", "admission.tagSeconds must be a number"),
+        ("admission: {exemptNamespaces: kube-system}", "admission.exemptNamespaces must be a list"),
+    ],
+)
+def test_a_mistake_is_a_sentence_about_its_field(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_settings(text)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "build", "architecture", "name"),
+    [
+        ("windows-{release}", "2019", "amd64", "windows-2019"),
+        ("windows-{release}", "1903", "amd64", "windows-1903"),
+        ("windows-{release}", "23h2", "amd64", "windows-23h2"),
+        ("windows-{release}", "10.0.27000", "amd64", "windows-27000"),
+        ("windows-{release}-hyperv", "10.0.17763.805", "amd64", "windows-2019-hyperv"),
+        ("win-{number}", "2022", "amd64", "win-20348"),
+        ("win-{build}", "10.0.20348.1", "amd64", "win-10.0.20348"),
+        ("windows-{release}", "2025", "arm64", "windows-2025-arm64"),
+    ],
+)
+def test_a_class_is_named_for_its_build(
+    template: str, build: str, architecture: str, name: str
+) -> None:
+    assert fill_name(template, parse_build(build), architecture) == name
