@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
 
-.PHONY: demo demo-run test lint unit e2e conformance bench docs proto lock clean
+.PHONY: demo demo-run test lint unit e2e conformance bench docs manifests proto lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -69,6 +69,10 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
 	$(BIN)/python -m tests.e2e.programs_table > docs/programs.md
+
+# The plain manifests, and the chart's CRD, of which the operator has the source.
+manifests: $(READY)
+	$(BIN)/python -m tests.e2e.helm
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \

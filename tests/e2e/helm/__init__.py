@@ -1,0 +1,81 @@
+"""The real helm, built from the Go module proxy, and what it makes of the operator's chart."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.e2e import go_build
+from tests.e2e.controlplane.build import kubernetes_version
+from tests.e2e.go_build import GoModule, Say
+
+SOURCE = Path(__file__).parent
+DEPLOY = SOURCE.parents[2] / "deploy"
+CHART = DEPLOY / "chart" / "winpod-operator"
+MANIFESTS = DEPLOY / "manifests"
+CRD_FILE = CHART / "crds" / "windowsupgrades.yaml"
+RELEASE, NAMESPACE = "winpod-operator", "winpod-system"
+_CRDS = "00-crds.yaml"
+_NAMESPACE_FILE = "01-namespace.yaml"
+
+
+class HelmFailed(Exception):
+    """helm exited with an error; the message is what it printed."""
+
+
+def program(say: Say = print) -> Path:
+    """Built first if it is absent."""
+    module = GoModule(
+        name="helm",
+        title="helm",
+        source=SOURCE,
+        files=("go.mod", "go.sum"),
+        packages={"helm": "helm.sh/helm/v3/cmd/helm"},
+    )
+    return go_build.binaries(module, say) / "helm"
+
+
+def helm(home: Path, *arguments: str) -> str:
+    """What `helm ARGUMENTS` prints; everything that it keeps is in `home`."""
+    places = {name: str(home) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+    done = subprocess.run(
+        [str(program()), *arguments],
+        env={**os.environ, **places, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise HelmFailed(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def rendered(home: Path, *options: str) -> str:
+    """The chart's objects without its CRDs, as an installation with these options has them."""
+    where = ("--namespace", NAMESPACE, "--kube-version", kubernetes_version())
+    return helm(home, "template", RELEASE, str(CHART), *where, *options)
+
+
+def plain_manifests(home: Path) -> dict[str, str]:
+    """The files of `deploy/manifests`, by name, in the order of their names."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": NAMESPACE, "labels": labels}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    files = {_CRDS: CRD_FILE.read_text(), _NAMESPACE_FILE: as_yaml(namespace)}
+    for document in rendered(home).split("\n---\n"):
+        source, _, text = document.removeprefix("---\n").partition("\n")
+        name = f"10-{Path(source).name}"
+        files[name] = f"{files[name]}\n---\n{text}" if name in files else text
+    return {name: _HEADING + text.rstrip("\n") + "\n" for name, text in sorted(files.items())}
+
+
+_HEADING = "# Made of deploy/chart by `make manifests`.\n"
+
+
+def as_yaml(obj: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(obj, sort_keys=False, width=100)
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(text) if document]

@@ -1,0 +1,19 @@
+"""Writes the chart's CRD anew from the operator's, and `deploy/manifests` from the chart."""
+
+import tempfile
+from pathlib import Path
+
+from tests.e2e.helm import CRD_FILE, MANIFESTS, as_yaml, plain_manifests
+
+from winpod.cluster.upgrade_resource import CRD
+
+if __name__ == "__main__":
+    CRD_FILE.write_text(as_yaml(CRD))
+    with tempfile.TemporaryDirectory() as home:
+        wanted = plain_manifests(Path(home))
+    MANIFESTS.mkdir(exist_ok=True)
+    for file in MANIFESTS.glob("*.yaml"):
+        if file.name not in wanted:
+            file.unlink()
+    for name, text in wanted.items():
+        (MANIFESTS / name).write_text(text)
