@@ -60,7 +60,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """What is to be said of a pod; `is_fatal` where it is a refusal."""
 
     fate: Fate
@@ -152,7 +152,7 @@ def _decide(
         return Decision(Fate.UNKNOWN, refusal=_unchecked(unknown))
     images: Images = {text: f.image for text, f in looked.items() if f.image}
     choice = choose(pod, cluster, images, settings, retiring)
-    answer = _judge(choice, cluster, images, retiring)
+    answer = judge(choice, cluster, images, retiring)
     may_refuse = settings.admission.refuse_unplaceable or answer.fate is Fate.RETIRED
     is_fatal = answer.is_fatal and may_refuse and not unknown
     patches = () if is_fatal else patches_for(obj, choice, unknown)
@@ -178,31 +178,31 @@ def _unchecked(problems: Iterable[str]) -> str:
     return f"whether this pod fits a node could not be checked: {' '.join(problems)}"
 
 
-def _judge(
+def judge(
     choice: Choice, cluster: Cluster, images: Images, retiring: Mapping[str, str]
-) -> _Answer:
+) -> Answer:
     pod, placement = choice.pod, choice.placement
     if choice.retiring:
         sentence = _retired(choice.retiring, retiring[choice.retiring])
-        return _Answer(Fate.RETIRED, sentence, is_fatal=True)
+        return Answer(Fate.RETIRED, sentence, is_fatal=True)
     if placement.status is Status.RUNS:
-        return _Answer(Fate.RUNS)
+        return Answer(Fate.RUNS)
     why_not = describe_placement(placement, cluster)
     match placement.status:
         case Status.UNKNOWN:
-            return _Answer(Fate.UNKNOWN, f"it is not sure to run: {why_not}")
+            return Answer(Fate.UNKNOWN, f"it is not sure to run: {why_not}")
         case Status.WAITS:
-            return _Answer(Fate.WAITS, f"it has to wait: {why_not}")
+            return Answer(Fate.WAITS, f"it has to wait: {why_not}")
         case Status.MAY_FAIL:
             advice = _advice(pod, placement, cluster, images)
-            return _Answer(Fate.MAY_FAIL, f"{describe_stray(placement)}{advice}")
+            return Answer(Fate.MAY_FAIL, f"{describe_stray(placement)}{advice}")
     if may_come(pod, cluster, images):
-        return _Answer(Fate.WAITS, f"it has to wait for a node that is not there: {why_not}")
+        return Answer(Fate.WAITS, f"it has to wait for a node that is not there: {why_not}")
     advice = _advice(pod, placement, cluster, images)
     if _only_has_to_wait(placement):
-        return _Answer(Fate.WAITS, f"no node takes it now: {why_not}{advice}")
+        return Answer(Fate.WAITS, f"no node takes it now: {why_not}{advice}")
     sentence = f"no node can run this pod: {why_not}{advice}"
-    return _Answer(Fate.CANNOT_RUN, sentence, is_fatal=True)
+    return Answer(Fate.CANNOT_RUN, sentence, is_fatal=True)
 
 
 def _only_has_to_wait(placement: Placement) -> bool:

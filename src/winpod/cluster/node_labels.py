@@ -95,20 +95,22 @@ def _starts(handler: Handler, node: Node) -> bool:
     return not start.reasons and not start.unknown
 
 
-def _own_labels(node: Node) -> Pairs:
+def isolation_of(node: Node) -> str:
+    """`process`, `process-hypervisor`, or nothing where neither can start."""
     served = served_handlers(node)
-    isolations = [
-        isolation
-        for isolation, is_given in (
-            (PROCESS.isolation, PROCESS.name in served),
-            (HYPERVISOR.isolation, bool(served - {PROCESS.name})),
-        )
-        if is_given
-    ]
-    if not isolations:
+    given = (
+        (PROCESS.isolation, PROCESS.name in served),
+        (HYPERVISOR.isolation, bool(served - {PROCESS.name})),
+    )
+    return "-".join(isolation for isolation, is_given in given if is_given)
+
+
+def _own_labels(node: Node) -> Pairs:
+    isolation = isolation_of(node)
+    if not isolation:
         return ()
-    handlers = ((handler_label(name), SERVED) for name in served)
-    return ((ISOLATION_LABEL, "-".join(isolations)), *handlers)
+    handlers = ((handler_label(name), SERVED) for name in served_handlers(node))
+    return ((ISOLATION_LABEL, isolation), *handlers)
 
 
 def _is_own(key: str) -> bool:
