@@ -80,40 +80,31 @@ class Gate(Protocol):
         """Raises what is answered instead to a client that may not."""
 
 
-class ApiGate:
-    """`anonymous` lets those that show nothing ask as a user of that name."""
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What somebody would do, as a SubjectAccessReview has it; in every namespace."""
 
-    def __init__(self, server: ApiServer, node: str, *, anonymous: bool = False) -> None:
+    verb: str
+    resource: str
+    subresource: str = ""
+    name: str = ""
+
+
+class Reviews:
+    """What the API server says of those who ask. Answers are kept for a while."""
+
+    def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._node = node
-        self._anonymous = anonymous
         self._users: _Kept[User | None] = _Kept()
         self._allowed: _Kept[bool] = _Kept()
 
-    async def admit(self, request: web.Request) -> None:
-        user = await self._user(request)
-        if user is None:
-            raise web.HTTPUnauthorized(text="Unauthorized")
-        wish = wish_of(request.method, request.path)
-        words = f"user={user.name}, verb={wish.verb}, resource=nodes"
-        words += f", subresource(s)=[{' '.join(wish.subresources)}]"
-        try:
-            for subresource in wish.subresources:
-                if await self._may(user, wish.verb, subresource):
-                    return
-        except WinpodError as error:
-            _log.warning("%s cannot be authorized: %s", user.name, error)
-            raise web.HTTPInternalServerError(text=f"Authorization error ({words})") from None
-        raise web.HTTPForbidden(text=f"Forbidden ({words})")
-
-    async def _user(self, request: web.Request) -> User | None:
+    async def user(self, request: web.Request) -> User | None:
+        """None for one who shows nothing, or nothing that is good."""
         certificate = request.get_extra_info("peercert")
         if certificate and (user := user_of_certificate(certificate)):
             return user
-        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").strip().partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            return await self._user_of_token(token.strip())
-        return ANONYMOUS if self._anonymous else None
+        token = shown_token(request)
+        return await self._user_of_token(token) if token else None
 
     async def _user_of_token(self, token: str) -> User | None:
         key = hashlib.sha256(token.encode()).digest()
@@ -133,8 +124,8 @@ class ApiGate:
         self._users.keep(key, user, _KNOWN_SECONDS)
         return user
 
-    async def _may(self, user: User, verb: str, subresource: str) -> bool:
-        key = (user, verb, subresource)
+    async def may(self, user: User, deed: Deed) -> bool:
+        key = (user, deed)
         if key in self._allowed:
             return self._allowed[key]
         spec = authorization_v1.SubjectAccessReviewSpec(
@@ -143,11 +134,11 @@ class ApiGate:
             uid=user.uid or None,
             extra={name: list(values) for name, values in user.extra} or None,
             resourceAttributes=authorization_v1.ResourceAttributes(
-                verb=verb,
+                verb=deed.verb,
                 version="v1",
-                resource="nodes",
-                subresource=subresource,
-                name=self._node,
+                resource=deed.resource,
+                subresource=deed.subresource or None,
+                name=deed.name or None,
             ),
         )
         asked = authorization_v1.SubjectAccessReview(
@@ -157,6 +148,39 @@ class ApiGate:
         allowed = bool(status and status.allowed)
         self._allowed.keep(key, allowed, _ALLOWED_SECONDS if allowed else _DENIED_SECONDS)
         return allowed
+
+
+def shown_token(request: web.Request) -> str:
+    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+class ApiGate:
+    """`anonymous` lets those that show nothing ask as a user of that name."""
+
+    def __init__(self, server: ApiServer, node: str, *, anonymous: bool = False) -> None:
+        self._reviews = Reviews(server)
+        self._node = node
+        self._anonymous = anonymous
+
+    async def admit(self, request: web.Request) -> None:
+        user = await self._reviews.user(request)
+        if user is None and self._anonymous and not shown_token(request):
+            user = ANONYMOUS
+        if user is None:
+            raise web.HTTPUnauthorized(text="Unauthorized")
+        wish = wish_of(request.method, request.path)
+        words = f"user={user.name}, verb={wish.verb}, resource=nodes"
+        words += f", subresource(s)=[{' '.join(wish.subresources)}]"
+        try:
+            for subresource in wish.subresources:
+                deed = Deed(wish.verb, "nodes", subresource, self._node)
+                if await self._reviews.may(user, deed):
+                    return
+        except WinpodError as error:
+            _log.warning("%s cannot be authorized: %s", user.name, error)
+            raise web.HTTPInternalServerError(text=f"Authorization error ({words})") from None
+        raise web.HTTPForbidden(text=f"Forbidden ({words})")
 
 
 def _user_of_review(user: authentication_v1.UserInfo | None) -> User | None:
