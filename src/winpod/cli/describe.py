@@ -111,5 +111,6 @@ def _placement(pod: dict[str, Any]) -> Iterator[str]:
     yield f"  node: {pod['node'] or 'none'}"
     if pod["why"]:
         yield f"  why: {pod['handler']}, {pod['why']}"
+    yield from (f"  unknown: {line}" for line in pod["unknown"])
     yield from (f"  against: {line}" for line in pod["against"])
     yield from (f"  advice: {line}" for line in pod["advice"])

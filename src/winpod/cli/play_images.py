@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from winpod.cli.pull import pull_image
 from winpod.cri.config import Config
+from winpod.images.credentials import read_pull_secrets
 from winpod.images.errors import NotPulled
 from winpod.images.layout import open_layout
 from winpod.images.pull import variant_for
@@ -43,7 +45,8 @@ async def bring_images(
                 with Store(here.root, host=here.host_build, handlers=here.handlers) as store:
                     await variant_for(store, image, handler, here.host_build)
             except NotPulled:
-                await pull_image(image, handler, here)
+                secrets = read_pull_secrets([json.loads(text) for text in pull["secrets"]])
+                await pull_image(image, handler, here, credentials=secrets)
         except WinpodError as error:
             print(f"winpod: {error}", file=sys.stderr)
     return local

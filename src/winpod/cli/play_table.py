@@ -8,6 +8,7 @@ from typing import Any
 from winpod.cli.options import print_table
 from winpod.windows.builds import parse_build
 
+Lines = tuple[str, ...]
 _COLUMNS = ("pod", "node", "build", "handler", "image", "ip", "ready", "state", "why here")
 
 
@@ -44,7 +45,7 @@ def _row(pod: dict[str, Any]) -> Sequence[str]:
 
 def _waiting(pods: Iterable[dict[str, Any]]) -> Iterable[str]:
     """The reasons and the advice of `winpod check`, once for pods that are alike."""
-    told: dict[tuple[object, ...], list[str]] = {}
+    told: dict[tuple[Lines, Lines], list[str]] = {}
     for pod in pods:
         if pod["against"]:
             key = (tuple(pod["against"]), tuple(pod["advice"]))
@@ -52,8 +53,8 @@ def _waiting(pods: Iterable[dict[str, Any]]) -> Iterable[str]:
     for (against, advice), names in told.items():
         yield ""
         yield f"{', '.join(names)}: no node can run it."
-        yield from (f"  {line}" for line in against)  # type: ignore[attr-defined]
-        yield from (f"  → {line}" for line in advice)  # type: ignore[attr-defined]
+        yield from (f"  {line}" for line in against)
+        yield from (f"  → {line}" for line in advice)
 
 
 def _troubles(pods: Iterable[dict[str, Any]]) -> Iterable[str]:

@@ -31,7 +31,7 @@ async def until_settled(client: PlayClient, keys: Iterable[Key], seconds: float)
     wanted = list(keys)
     end = time.monotonic() + seconds
     calm_since = 0.0
-    with _shown() as show:
+    with _Line() as line:
         while True:
             state: dict[str, Any] = await client.get("state")
             moment = time.monotonic()
@@ -43,7 +43,7 @@ async def until_settled(client: PlayClient, keys: Iterable[Key], seconds: float)
                 calm_since = 0.0
             if moment > end:
                 return state
-            show(state)
+            line.show(state)
             await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -85,20 +85,20 @@ def _is_done(pod: dict[str, Any]) -> bool:
     return pod["isReady"] or pod["phase"] in ("Succeeded", "Failed") or _cannot(pod)
 
 
-class _shown:  # noqa: N801 - it reads as a verb where it is used
+class _Line:
     """A line that is written over, for people who watch."""
 
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
 
-    def __enter__(self) -> _shown:
+    def __enter__(self) -> _Line:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._watched:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    def __call__(self, state: dict[str, Any]) -> None:
+    def show(self, state: dict[str, Any]) -> None:
         if self._watched:
             waiting = [pod for pod in state["pods"] if not _is_done(pod)]
             named = ", ".join(f"{pod['name']} {pod['state']}" for pod in waiting[:3])

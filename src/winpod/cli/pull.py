@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated
@@ -26,7 +26,7 @@ from rich.progress import (
 from winpod.cli.images import image_as_json
 from winpod.cli.options import Format, Output, Root, short_id
 from winpod.cri.config import Config, read_config
-from winpod.images.credentials import read_docker_config
+from winpod.images.credentials import CredentialSource, read_docker_config
 from winpod.images.pull import LOG, LayerProgress, LayerState, pull
 from winpod.images.pull_choice import resolve_handler
 from winpod.images.settings import BasePolicy
@@ -90,9 +90,14 @@ def command(
 
 
 async def pull_image(
-    reference: str, handler: Handler, config: Config, *, quiet: bool = False
+    reference: str,
+    handler: Handler,
+    config: Config,
+    *,
+    credentials: Sequence[CredentialSource] = (),
+    quiet: bool = False,
 ) -> StoredImage:
-    """Into the store, with its progress shown."""
+    """Into the store, with its progress shown. The user's own credentials are asked last."""
     docker = read_docker_config()
     task = asyncio.current_task()
     if task:
@@ -103,7 +108,7 @@ async def pull_image(
             reference,
             handler,
             config.host_build,
-            credentials=(docker,) if docker else (),
+            credentials=(*credentials, *((docker,) if docker else ())),
             settings=config.images,
             progress=progress,
         )

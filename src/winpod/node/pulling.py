@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
+from winpod.images.credentials import Credential, Keyring, read_pull_secret
 from winpod.images.pull_source import find_in_layout
 from winpod.images.references import parse_reference
 from winpod.images.source import LAYOUT_PREFIXES
 from winpod.node.requests import metadata_of, spec_of
 from winpod.node.sources import Objects, Reporter
-from winpod.windows.errors import WinpodError
+from winpod.windows.errors import InvalidInput, WinpodError
 
 FIRST_WAIT, LONGEST_WAIT = 10.0, 300.0
 MOST_AT_ONCE = 4
@@ -50,7 +49,7 @@ class Puller:
         self._objects = objects
         self._reporter = reporter
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        self._under_way: dict[tuple[str, str], asyncio.Task[str]] = {}
+        self._under_way: dict[bytes, asyncio.Task[str]] = {}
         self._waits: dict[tuple[str, str, str], _Wait] = {}
 
     async def ensure(
@@ -128,39 +127,57 @@ class Puller:
         return reference
 
     async def _shared_pull(self, pod: v1.Pod, spec: api.ImageSpec) -> str:
-        """Pods that want the same image at the same time wait for the same pull."""
-        key = (spec.image, spec.runtime_handler)
+        """Pods that want the same at the same time, with the same secrets, wait for one pull."""
+        logins = await self._logins(pod, spec.image)
+        requests = [api.PullImageRequest(image=spec, auth=login) for login in logins]
+        key = b"".join(request.SerializeToString(deterministic=True) for request in requests)
         task = self._under_way.get(key)
         if task is None:
-            task = asyncio.create_task(self._pull_with_secrets(pod, spec))
+            task = asyncio.create_task(self._try_each(requests))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _pull_with_secrets(self, pod: v1.Pod, spec: api.ImageSpec) -> str:
+    async def _try_each(self, requests: Sequence[api.PullImageRequest]) -> str:
         """With each secret in turn until one is good, as the kubelet does."""
-        logins = await self._logins(pod, spec.image)
+        *others, last = requests
         async with self._slots:
-            for number, login in enumerate(logins, 1):
-                request = api.PullImageRequest(image=spec, auth=login)
-                try:
+            for request in others:
+                with suppress(RemoteError):
                     return str((await self._client.call("PullImage", request)).image_ref)
-                except RemoteError:
-                    if number == len(logins):
-                        raise
-        raise PullFailed("ErrImagePull", "there was nothing to pull with")
+            return str((await self._client.call("PullImage", last)).image_ref)
 
     async def _logins(self, pod: v1.Pod, image: str) -> list[api.AuthConfig | None]:
-        found: list[api.AuthConfig | None] = []
+        """One for each of the pod's secrets that knows the registry; none is a way, too."""
         if is_local(image):
             return [None]
-        namespace = metadata_of(pod).namespace or "default"
-        host = parse_reference(image).registry
-        for reference in spec_of(pod).imagePullSecrets or ():
-            secret = await self._objects.secret(namespace, reference.name or "")
-            if secret is not None:
-                found += _logins_for(host, secret)
+        reference = parse_reference(image)
+        found: list[api.AuthConfig | None] = []
+        for keyring in await self._keyrings(pod):
+            if login := await keyring.find(reference.registry, reference.repository):
+                found.append(_login(login))
         return found or [None]
+
+    async def _keyrings(self, pod: v1.Pod) -> list[Keyring]:
+        namespace = metadata_of(pod).namespace or "default"
+        found: list[Keyring] = []
+        missing: list[str] = []
+        for name in (wanted.name or "" for wanted in spec_of(pod).imagePullSecrets or ()):
+            secret = await self._objects.secret(namespace, name)
+            try:
+                if secret is None:
+                    missing.append(name)
+                else:
+                    found.append(read_pull_secret(secret.to_dict()))
+            except InvalidInput as error:
+                missing.append(f"{name}: {error}")
+        if missing:
+            text = (
+                f"Unable to retrieve some image pull secrets ({', '.join(missing)}); attempting to "
+                "pull the image may not succeed."
+            )
+            await self._reporter.event(pod, "Warning", "FailedToRetrieveImagePullSecret", text)
+        return found
 
 
 def is_local(image: str) -> bool:
@@ -184,29 +201,9 @@ def default_policy(image: str) -> str:
     return "Always" if tag == "latest" else "IfNotPresent"
 
 
-def _logins_for(host: str, secret: v1.Secret) -> list[api.AuthConfig | None]:
-    data = secret.data or {}
-    try:
-        if secret.type == "kubernetes.io/dockercfg":
-            table = json.loads(base64.b64decode(data.get(".dockercfg", "")))
-        else:
-            document = json.loads(base64.b64decode(data.get(".dockerconfigjson", "")))
-            table = document.get("auths", {})
-    except ValueError:
-        return []
-    return [_login(entry) for name, entry in table.items() if _names_host(name, host)]
-
-
-def _names_host(name: str, host: str) -> bool:
-    plain = name.removeprefix("https://").removeprefix("http://").partition("/")[0]
-    docker = ("docker.io", "index.docker.io", "registry-1.docker.io")
-    return plain == host or (plain in docker and host in docker)
-
-
-def _login(entry: Mapping[str, Any]) -> api.AuthConfig:
+def _login(credential: Credential) -> api.AuthConfig:
     return api.AuthConfig(
-        username=entry.get("username", ""),
-        password=entry.get("password", ""),
-        auth=entry.get("auth", ""),
-        identity_token=entry.get("identitytoken", ""),
+        username=credential.username,
+        password=credential.password,
+        identity_token=credential.identity_token,
     )

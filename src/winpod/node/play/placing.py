@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 from lightkube.models import core_v1 as v1
 
 from winpod.node.facts import NodeFacts
@@ -29,13 +30,21 @@ Images = Mapping[str, Image]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`node` is empty where there is none; then `lines` say why, and what to do."""
+    """`node` is empty where there is none; then `lines` say why, and `advice` what to do.
+
+    `unknown` is why images could not be looked up.
+    """
 
     node: str
     handler: str = ""
     why: str = ""
     lines: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Choice:
+        return msgspec.convert(document, cls)
 
 
 def node_of(facts: NodeFacts) -> Node:

@@ -7,6 +7,7 @@ again, because it was replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from lightkube.models import core_v1 as v1
@@ -14,6 +15,7 @@ from lightkube.models import core_v1 as v1
 from winpod.cri.labels import DEFAULT_CONTAINER_ANNOTATION
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.placing import Choice, merged
+from winpod.node.play.pull_secrets import with_pull_secrets
 from winpod.node.play.records import Kept, Records
 from winpod.node.play.source import typed
 from winpod.node.play.templates import owner_of
@@ -36,7 +38,7 @@ class Pods:
         self._give = give
         self._changed = changed
         self._pods: dict[str, v1.Pod] = {}
-        self.choices: dict[str, Choice] = {}
+        self.choices = {uid: Choice.from_document(d) for uid, d in records.choices().items()}
         for document in records.of_kind("Pod"):
             pod = typed(v1.Pod, document)
             self._pods[uid_of(pod)] = pod
@@ -56,7 +58,8 @@ class Pods:
     def add(self, document: Document, applied: Document | None) -> None:
         classes = [RuntimeClass.from_object(d) for d in self._records.of_kind("RuntimeClass")]
         local = self._records.setting("local images")
-        pod = completed(typed(v1.Pod, document), {c.name: c for c in classes}, local)
+        new = with_pull_secrets(typed(v1.Pod, document), self._records.document)
+        pod = completed(new, {c.name: c for c in classes}, local)
         self._pods[uid_of(pod)] = pod
         self._write(pod, applied)
         self._changed()
@@ -79,6 +82,7 @@ class Pods:
 
     def place(self, pod: v1.Pod, choice: Choice) -> None:
         self.choices[uid_of(pod)] = choice
+        self._records.put_choice(uid_of(pod), asdict(choice))
         if choice.node:
             spec_of(pod).nodeName = choice.node
             self._save(pod)
@@ -105,6 +109,7 @@ class Pods:
     def forget(self, uid: str) -> None:
         """It is gone from its node."""
         self.choices.pop(uid, None)
+        self._records.remove_choice(uid)
         if pod := self._pods.pop(uid, None):
             kept = self._records.get(_key(pod))
             if kept and kept.applied is None and kept.document["metadata"]["uid"] == uid:

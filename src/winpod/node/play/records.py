@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS objects (
     applied TEXT,
     PRIMARY KEY (kind, namespace, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS choices (uid TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY,
@@ -63,6 +64,10 @@ class Records:
     def get(self, key: Key) -> Kept | None:
         return self._kept.get(key)
 
+    def document(self, key: Key) -> Document | None:
+        kept = self._kept.get(key)
+        return kept.document if kept else None
+
     def of_kind(self, kind: str) -> list[Document]:
         return [kept.document for key, kept in self._kept.items() if key.kind == kind]
 
@@ -94,6 +99,19 @@ class Records:
             "DELETE FROM objects WHERE (kind, namespace, name) = (?, ?, ?)",
             (key.kind, key.namespace, key.name),
         )
+
+    def choices(self) -> dict[str, Document]:
+        """Where pods were placed, and why, by their uid."""
+        rows = self._database.execute("SELECT uid, document FROM choices")
+        return {uid: json.loads(text) for uid, text in rows}
+
+    def put_choice(self, uid: str, choice: Document) -> None:
+        self._database.execute(
+            "INSERT OR REPLACE INTO choices VALUES (?, ?)", (uid, json.dumps(choice))
+        )
+
+    def remove_choice(self, uid: str) -> None:
+        self._database.execute("DELETE FROM choices WHERE uid = ?", (uid,))
 
     def setting(self, name: str) -> list[str]:
         row = self._database.execute(

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,7 @@ class Answers:
 
     async def _pulls(self, request: web.Request) -> web.Response:
         found = await self._world.pulls(_asked(await request.json()))
-        told = [{"image": p.image, "handler": p.handler, "build": p.build} for p in found]
-        return web.json_response(told)
+        return web.json_response([asdict(pull) for pull in found])
 
     async def _apply(self, request: web.Request) -> web.Response:
         changes, notes = await self._world.apply(_asked(await request.json()))

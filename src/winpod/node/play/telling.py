@@ -70,6 +70,7 @@ def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
         "why": choice.why,
         "against": list(choice.lines),
         "advice": list(choice.advice),
+        "unknown": list(choice.unknown),
         "trouble": trouble_of(pod),
     }
 

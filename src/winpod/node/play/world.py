@@ -8,9 +8,10 @@ for by the next one, also of the next process.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from winpod.windows.objects import RuntimeClass
 
 _log = logging.getLogger(__name__)
 _WAITING_SECONDS, _LONGEST_SECONDS = 30.0, 3600.0
+_WHO_PULLS = ("Secret", "ServiceAccount")
 _KEPT = ("PersistentVolumeClaim", "PersistentVolume")
 
 
@@ -56,11 +58,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """An image that a pod will need, for the handler and the build of its node."""
+    """An image that a pod will need, for the handler and the build of its node.
+
+    `secrets` are those to pull it with, each as JSON.
+    """
 
     image: str
     handler: str
     build: str
+    secrets: tuple[str, ...] = ()
 
 
 class World:
@@ -76,7 +82,7 @@ class World:
         self._dirty = asyncio.Event()
         self.pods = Pods(self.records, self.fleet.give, self._dirty.set)
         self.desired = Desired(self.records, self.pods, root)
-        self._images = Lookups()
+        self._images = Lookups(self.records)
         self.statuses: dict[Key, dict[str, Any]] = {}
         self._again_at: datetime | None = None
         self._turn = asyncio.Lock()
@@ -111,6 +117,8 @@ class World:
             documents = in_order([*nodes, *asked.documents])
             changes = [self.desired.write(document) for document in documents]
             await self._settle_nodes()
+            if any(c.key.kind in _WHO_PULLS and c.what != "unchanged" for c in changes):
+                self._images.forget()
             await self._refresh_volumes(changes)
         self._dirty.set()
         return changes, notes
@@ -123,12 +131,14 @@ class World:
             facts = self.fleet.facts([*self.records.of_kind("Node"), *nodes, *asked.documents])
             found: dict[Pull, None] = {}
             for document in asked.documents:
-                if template := template_of(document):
-                    pod = _pod_of(template)
-                    images, classes = await self._look_up(pod), self._classes(asked.documents)
+                if pod := _pod_in(document):
+                    images = await self._images.of(pod, asked.documents)
+                    classes = self._classes(asked.documents)
                     places = placing.possible(pod, facts, classes, images, self._handlers)
+                    secrets = tuple(map(json.dumps, self._images.secrets(pod, asked.documents)))
                     for node, handler in places:
-                        pulls = (Pull(i, handler, str(node.build)) for i in images_of(pod))
+                        build = str(node.build)
+                        pulls = (Pull(i, handler, build, secrets) for i in images_of(pod))
                         found |= dict.fromkeys(pulls)
             return list(found)
 
@@ -155,11 +165,11 @@ class World:
         """Those that were asked for; where there are none at all, one that fits best."""
         nodes = list(asked.nodes)
         there = [d for d in asked.documents if d["kind"] == "Node"]
-        templates = [t for d in asked.documents if (t := template_of(d))]
-        if nodes or there or self.records.of_kind("Node") or not templates:
+        pods = [pod for document in asked.documents if (pod := _pod_in(document))]
+        if nodes or there or self.records.of_kind("Node") or not pods:
             return nodes, []
-        images = [await self._look_up(_pod_of(template)) for template in templates]
-        pairs = list(zip(templates, images, strict=True))
+        images = [await self._images.of(pod, asked.documents) for pod in pods]
+        pairs = [(pod.to_dict(), known) for pod, known in zip(pods, images, strict=True)]
         classes = self._classes(asked.documents)
         build, good, count = placing.best_build(pairs, classes, self._handlers)
         short = build.release.short_name if build.release else str(build.number)
@@ -268,8 +278,10 @@ class World:
         self._take(key, document, steps)
 
     async def _daemon_nodes(self, document: Document) -> list[str]:
-        template = template_of(document) or {}
-        images = await self._look_up(_pod_of(template))
+        template, pod = template_of(document), _pod_in(document)
+        if template is None or pod is None:
+            return []
+        images = await self._images.of(pod)
         facts = self.fleet.running()
         return placing.nodes_for(template, facts, self._classes(), images, self._handlers)
 
@@ -308,7 +320,7 @@ class World:
         others = () if node else [other for other in self.pods.all() if other is not pod]
         choice = await self._choose(pod, others, facts)
         if node:
-            choice = placing.Choice(node, choice.handler, choice.why)
+            choice = placing.Choice(node, choice.handler, choice.why, unknown=choice.unknown)
             if self.fleet.node_of(pod):
                 self.pods.place(pod, choice)
         elif choice != before:
@@ -340,14 +352,9 @@ class World:
         others: Iterable[v1.Pod],
         facts: Sequence[NodeFacts],
     ) -> placing.Choice:
-        images = await self._look_up(pod)
-        return placing.place(pod, others, facts, self._classes(), images, self._handlers)
-
-    async def _look_up(self, pod: v1.Pod) -> placing.Images:
-        texts = images_of(pod)
-        layouts = [Path(text) for text in self.records.setting("layouts")]
-        await self._images.look_up(texts, layouts)
-        return self._images.known(texts)
+        images = await self._images.of(pod)
+        choice = placing.place(pod, others, facts, self._classes(), images, self._handlers)
+        return replace(choice, unknown=self._images.troubles(pod))
 
     def _classes(self, documents: Iterable[Document] = ()) -> list[RuntimeClass]:
         new = [d for d in documents if d["kind"] == "RuntimeClass"]
@@ -367,8 +374,13 @@ class World:
         self.pods.forget(uid_of(pod))
 
 
-def _pod_of(template: Document) -> v1.Pod:
-    metadata = {"name": "x", **(template.get("metadata") or {})}
+def _pod_in(document: Document) -> v1.Pod | None:
+    """A pod as an object would make it, if it makes any."""
+    template = template_of(document)
+    if template is None:
+        return None
+    own = {"name": "x", "namespace": key_of(document).namespace}
+    metadata = {**(template.get("metadata") or {}), **own}
     return typed(v1.Pod, {"metadata": metadata, "spec": template["spec"]})
 
 
