@@ -125,7 +125,7 @@ class Drive:
         for depth, name in enumerate(names, 1):
             folder = mounts.open_below(root, here, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                found = next((n for n in os.listdir(folder) if n.upper() == name.upper()), None)  # noqa: PTH208
+                found = mounts.name_in(folder, name)
                 if found is None:
                     found = name
                     self._make(folder, name, is_file=is_file and depth == len(names))

@@ -61,7 +61,7 @@ def _find(root: int, path: str) -> int | None:
         except OSError:
             return None
         try:
-            found = next((one for one in os.listdir(folder) if one.upper() == name.upper()), None)  # noqa: PTH208
+            found = mounts.name_in(folder, name)
         finally:
             os.close(folder)
         if found is None:

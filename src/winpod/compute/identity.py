@@ -14,9 +14,9 @@ from pathlib import Path
 
 from winpod.compute.agent import RegistryChange, Root
 from winpod.compute.backend import SandboxAsked
-from winpod.compute.mounts import in_own_thread
 from winpod.images.hives import compose_registry
 from winpod.images.wine_registry import RegistryFile, Value
+from winpod.own_thread import in_own_thread
 from winpod.windows.builds import Build
 
 _NEW_UTS = 0x04000000

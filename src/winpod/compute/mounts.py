@@ -10,13 +10,12 @@ import ctypes
 import errno
 import os
 import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
-_T = TypeVar("_T")
+from winpod.own_thread import in_own_thread
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
@@ -102,23 +101,9 @@ def open_below(root: int, path: str, flags: int) -> int:
     return _call(_OPENAT2, root, os.fsencode(path or "."), how, ctypes.c_size_t(len(how)))
 
 
-def in_own_thread(act: Callable[[], _T]) -> _T:
-    """A thread that enters another namespace stays there, so it ends with what it did."""
-    result: list[_T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(act())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+def name_in(folder: int, name: str) -> str | None:
+    """The name that an open directory has for what Windows finds there, whatever its case."""
+    return next((one for one in os.listdir(folder) if one.upper() == name.upper()), None)
 
 
 def _escaped(path: Path) -> str:

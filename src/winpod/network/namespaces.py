@@ -19,12 +19,12 @@ import os
 import re
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from winpod.network.errors import NamespaceFailed
+from winpod.own_thread import in_own_thread
 from winpod.windows.errors import InvalidInput
 
 DEFAULT_DIRECTORY = Path("/run/winpod/netns")
@@ -70,7 +70,7 @@ class Namespaces:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o444)
-            _in_own_thread(lambda: _make(path, existing))
+            in_own_thread(lambda: _make(path, existing))
         except OSError as error:
             with contextlib.suppress(NamespaceFailed):
                 self.remove(name)
@@ -127,7 +127,7 @@ def inside(path: Path, function: Callable[[], _T]) -> _T:
             ) from error
         return function()
 
-    return _in_own_thread(entered)
+    return in_own_thread(entered)
 
 
 def _make(path: Path, existing: Path | None) -> None:
@@ -169,21 +169,3 @@ def _succeed(result: int) -> None:
 
 def _advice(error: OSError) -> str:
     return "This needs root." if error.errno in (errno.EPERM, errno.EACCES) else ""
-
-
-def _in_own_thread(function: Callable[[], _T]) -> _T:
-    result: list[_T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(function())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
