@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.images.windows_files import program
+from winpod.compute.agent import Program
 from winpod.compute.foreign import refuse_foreign
-from winpod.compute.plan import ContainerAsked, ImageConfig, make_plan
 from winpod.images.base import Base
 from winpod.images.base_errors import CannotRun
+from winpod.windows.command_line import join
 
 
 @pytest.fixture
@@ -30,12 +31,10 @@ def drive(tmp_path: Path) -> Path:
 
 
 def start(drive: Path, *command: str) -> None:
-    asked = ContainerAsked(
-        command=command, cwd="C:\\app", env=(("Path", "C:\\gone;C:\\tools\\;D:\\tools"),)
-    )
-    plan = make_plan(asked, ImageConfig(), hostname="web", host_cpus=1)
+    search = {"Path": "C:\\gone;C:\\tools\\;D:\\tools"}
+    asked = Program(join(command), "C:\\app", search)
     base = Base(drive, datetime.now(UTC), "recipe", with_32bit=False, size=0)
-    refuse_foreign(base, drive, plan)
+    refuse_foreign(base, drive, asked)
 
 
 @pytest.mark.parametrize(

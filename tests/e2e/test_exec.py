@@ -107,6 +107,7 @@ def programs() -> dict[str, Path]:
     return {
         "talker.exe": windows_programs.go_program(name="talker"),
         "launched.exe": windows_programs.c_program("launched"),
+        "narrow.exe": windows_programs.c_program("launched", architecture="x86"),
     }
 
 
@@ -148,6 +149,23 @@ async def test_exec_joins_the_streams_of_a_windows_program(
             assert said in (await running.outcome()).error
     async with one.exec(["gone.exe"], "-stdout", "-transport", transport) as running:
         assert "The system cannot find the file specified." in (await running.outcome()).error
+
+
+async def test_a_further_program_that_the_base_cannot_run_is_refused_with_the_reason(
+    pod: tuple[Pod, str],
+) -> None:
+    one, image = pod
+    await one.run(image, [LAUNCHED, "sleep"])
+    why = (
+        "narrow.exe is a 32-bit program, and the Wine base has only 64-bit Windows. "
+        "Build a base with both: winpod base build --with-32bit"
+    )
+    request = api.ExecSyncRequest(container_id=one.container, cmd=["narrow"], timeout=20)
+    with pytest.raises(RemoteError) as caught:
+        await one.client.call("ExecSync", request)
+    assert str(caught.value) == why
+    async with one.exec(["C:\\NARROW.exe"], "-stdout") as running:
+        assert why.partition(" ")[2] in (await running.outcome()).error
 
 
 async def test_a_further_program_has_what_the_containers_own_has(pod: tuple[Pod, str]) -> None:

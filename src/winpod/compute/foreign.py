@@ -1,4 +1,6 @@
-"""A container's program that this base cannot run is refused with the reason, before it fails.
+"""A program that this base cannot run is refused with the reason.
+
+A container's own is looked at before it fails, a further one when it has.
 
 Wine has numbers for such a program at best, and some end without a word. Only a program that is
 found is looked at; what is not there, Windows itself says.
@@ -12,41 +14,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from winpod.compute import mounts
-from winpod.compute.plan import Plan
+from winpod.compute.agent import Program
 from winpod.images.base import Base, refuse_foreign_program
 from winpod.windows.command_line import split
 
 _ENDING = ".exe"
 
 
-def refuse_foreign(base: Base, drive: Path, plan: Plan) -> None:
+def refuse_foreign(base: Base, drive: Path, program: Program) -> None:
     """`drive` is where the container's C: is on this machine."""
     with mounts.opened(drive) as root:
-        for path in _places(plan):
-            program = _find(root, path)
-            if program is not None:
+        for path in _places(program):
+            file = _find(root, path)
+            if file is not None:
                 try:
                     name = path.rpartition("\\")[2]
-                    refuse_foreign_program(base, Path(f"/proc/self/fd/{program}"), name)
+                    refuse_foreign_program(base, Path(f"/proc/self/fd/{file}"), name)
                 finally:
-                    os.close(program)
+                    os.close(file)
                 return
 
 
-def _places(plan: Plan) -> Iterator[str]:
+def _places(program: Program) -> Iterator[str]:
     """Where Windows looks for the program, in its order."""
-    program = split(plan.command_line)[0].replace("/", "\\")
-    name = program.rpartition("\\")[2]
+    path = split(program.command_line)[0].replace("/", "\\")
+    name = path.rpartition("\\")[2]
     if "." not in name:
-        program += _ENDING
-    if not program.lower().endswith(_ENDING):
+        path += _ENDING
+    if not path.lower().endswith(_ENDING):
         return
-    if program[1:2] == ":" or program.startswith("\\"):
-        yield program
+    if path[1:2] == ":" or path.startswith("\\"):
+        yield path
         return
-    search = next((value for key, value in plan.env if key.upper() == "PATH"), "")
-    for folder in (plan.cwd, *search.split(";")):
-        yield f"{folder.rstrip(chr(92))}\\{program}"
+    search = next((v for key, v in program.environment.items() if key.upper() == "PATH"), "")
+    for folder in (program.directory, *search.split(";")):
+        yield f"{folder.rstrip(chr(92))}\\{path}"
 
 
 def _find(root: int, path: str) -> int | None:

@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import rmtree, which
@@ -27,7 +27,7 @@ from winpod.compute.agent import Agent, Program, Running, Size
 from winpod.compute.attach import Attached
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.drive import Drive, refuse_what_cannot_be
-from winpod.compute.errors import NotReady, ShellFailed
+from winpod.compute.errors import NotReady, ShellFailed, WindowsError
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.identity import names_of, registry_of, resolver_file, set_hostname
 from winpod.compute.leavings import Leavings
@@ -151,7 +151,7 @@ class WineBackend:
             for volume in plan.volumes:
                 drive.make_directory(volume, owner)
             drive.add(plan.mounts, folder / "scratch")
-            refuse_foreign(self.shells.base, folder / "c", plan)
+            refuse_foreign(self.shells.base, folder / "c", _program(plan))
             drive.slide_into(pid, DRIVE_C)
         finally:
             if users is not None:
@@ -222,8 +222,10 @@ class WineBackend:
 
     async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
         folder = self._folder(container)
+        program = _further(folder, command)
         async with asyncio.timeout(seconds or None):
-            finished = await _agent(folder).run(_further(folder, command))
+            with self._refused_with_reason(folder, program):
+                finished = await _agent(folder).run(program)
         return Output(finished.code, finished.output, finished.errors)
 
     async def exec(
@@ -231,7 +233,19 @@ class WineBackend:
     ) -> Running:
         folder = self._folder(container)
         program = replace(_further(folder, command), terminal=terminal, stdin=stdin)
-        return await _agent(folder).start(program)
+        with self._refused_with_reason(folder, program):
+            return await _agent(folder).start(program)
+
+    @contextlib.contextmanager
+    def _refused_with_reason(self, folder: Path, program: Program) -> Iterator[None]:
+        """Where Windows has only a number, the program itself may tell why."""
+        try:
+            yield
+        except WindowsError:
+            if pid := Room(folder / "shell").pid:
+                drive = Path(f"/proc/{pid}/root{DRIVE_C}")
+                refuse_foreign(self.shells.base, drive, program)
+            raise
 
     async def attach(self, container: str, *, stdin: bool) -> Attached:
         folder = self._folder(container)
