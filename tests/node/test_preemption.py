@@ -38,8 +38,10 @@ def test_the_systems_pods_and_those_of_the_node_itself_are_critical() -> None:
     assert is_critical(sized("a", priority=SYSTEM))
     assert not is_critical(sized("a", priority=SYSTEM - 1))
     annotations = {"kubernetes.io/config.source": "file"}
-    own = {"metadata": {"name": "a", "annotations": annotations}, "spec": {"containers": []}}
-    assert is_critical(read(v1.Pod, own))
+    own = {"name": "a", "uid": "6e7f", "annotations": annotations}
+    assert is_critical(read(v1.Pod, {"metadata": own, "spec": {"containers": []}}))
+    claims = {**own, "uid": "6e7f-11"}
+    assert not is_critical(read(v1.Pod, {"metadata": claims, "spec": {"containers": []}}))
 
 
 def test_nobody_goes_while_there_is_room() -> None:

@@ -137,8 +137,14 @@ def priority_of(pod: v1.Pod) -> int:
 
 def is_critical(pod: v1.Pod) -> bool:
     """Others make room for it, and it makes none: the system's by its priority, or the node's."""
+    return priority_of(pod) >= CRITICAL_PRIORITY or is_static(pod)
+
+
+def is_static(pod: v1.Pod) -> bool:
+    """The node's own, from a manifest. What comes from an API server has dashes in its uid, so no
+    annotation makes it one."""
     source = (metadata_of(pod).annotations or {}).get(SOURCE)
-    return priority_of(pod) >= CRITICAL_PRIORITY or source == "file"
+    return source == "file" and bool(uid_of(pod)) and "-" not in uid_of(pod)
 
 
 def condition(status: v1.PodStatus | None, kind: str) -> v1.PodCondition | None:

@@ -24,6 +24,7 @@ from lightkube.models.meta_v1 import OwnerReference
 
 from winpod.node.api import ApiServer, Refused
 from winpod.node.pods import SOURCE, is_deleted, uid_of
+from winpod.node.pods import is_static as is_static
 from winpod.node.requests import metadata_of
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
@@ -35,12 +36,6 @@ MIRROR = "kubernetes.io/config.mirror"
 _LOOK_SECONDS = 2.0
 _ENDINGS = (".yaml", ".yml", ".json")
 _log = logging.getLogger(__name__)
-
-
-def is_static(pod: v1.Pod) -> bool:
-    """Of a pod that the node runs; its mirror has the annotation too, and one more."""
-    annotations = metadata_of(pod).annotations or {}
-    return annotations.get(SOURCE) == "file" and MIRROR not in annotations
 
 
 def is_mirror(pod: v1.Pod) -> bool:
