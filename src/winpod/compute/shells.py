@@ -73,7 +73,11 @@ class Room:
 
 
 class Shells:
-    """`warm` is how many wait ahead of time, for the administrator and with the usual disk."""
+    """`warm` is how many wait ahead of time, for the administrator and with the usual disk.
+
+    A boot keeps a processor busy, so no more are under way than there are processors: of many
+    that are asked for at once, the first are there early, and none is so slow that it fails.
+    """
 
     def __init__(self, root: Path, base: Base, host: Build, warm: int = 0) -> None:
         self.base = base
@@ -83,6 +87,7 @@ class Shells:
         self._ready: list[Room] = []
         self._filling: asyncio.Task[None] | None = None
         self._taken_at = 0.0
+        self._turns = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
         self._with_users = has_user_namespaces(root)
         self._rootfs, self._within_reach = base.rootfs, list[str]()
@@ -154,7 +159,8 @@ class Shells:
     ) -> Room:
         """A shell in this directory; where that fails, nothing is left."""
         try:
-            return await to_its_end(self._boot(folder, user, netns, disk_bytes))
+            async with self._turns:
+                return await to_its_end(self._boot(folder, user, netns, disk_bytes))
         except BaseException:
             await asyncio.shield(self.end(folder))
             raise
