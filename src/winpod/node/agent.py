@@ -85,6 +85,8 @@ class Agent:
 
     async def listed(self, objects: Sequence[v1.Pod]) -> None:
         """All pods that are bound to the node."""
+        for pod in objects:
+            _forget_writers(pod)
         self._pods = {uid_of(pod): pod for pod in objects if not is_mirror(pod)}
         self._mirrors.listed(pod for pod in objects if is_mirror(pod))
         for pod in self._pods.values():
@@ -94,6 +96,7 @@ class Agent:
             self.reporter.heard(pod)
 
     def changed(self, obj: v1.Pod) -> None:
+        _forget_writers(obj)
         if is_mirror(obj):
             self._mirrors.changed(obj)
             return
@@ -144,6 +147,11 @@ class Agent:
                 _log.info("the runtime is not told %s: %s", self._pod_cidr, error)
                 self._new_cidr.set()
                 await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _forget_writers(pod: v1.Pod) -> None:
+    """Who wrote which field takes half of a pod's memory, and is nothing to a node."""
+    metadata_of(pod).managedFields = None
 
 
 async def for_good(name: str, work: Callable[[], Awaitable[None]]) -> None:

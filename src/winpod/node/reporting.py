@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from lightkube.models import core_v1 as v1
 
 from winpod.node.api import ApiServer, Refused
@@ -37,11 +38,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Pod:
-    """What the server was told of a pod last, and what is to be told of it now."""
+    """What the server was told of a pod last, and what is to be told of it now.
+
+    There may be many, so of the pod there is only its metadata, and what was told is encoded.
+    """
 
     pod: v1.Pod
-    told: dict[str, Any]
-    status: dict[str, Any]
+    told: bytes
+    status: v1.PodStatus
     version: int = 0
     is_changed: bool = False
     changed_at: float = 0.0
@@ -72,13 +76,13 @@ class ApiReporter:
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         known = self._known(pod)
-        known.status = status.to_dict()
+        known.status = status
         self._to_tell(known)
 
     def tell_again(self, uid: str) -> None:
         """The server has the pod anew, without what it was told."""
         if known := self._pods.get(uid):
-            known.told = {}
+            known.told = _encoded({})
             self._to_tell(known)
 
     def heard(self, pod: v1.Pod) -> None:
@@ -87,9 +91,10 @@ class ApiReporter:
         if known is None or version <= known.version:
             return
         known.version = version
-        has = as_told(pod.status.to_dict() if pod.status else {}, known.status)
-        if has.get("phase") not in ENDED and status_patch(has, known.status):
-            known.told = has
+        ours = known.status.to_dict()
+        has = as_told(pod.status.to_dict() if pod.status else {}, ours)
+        if has.get("phase") not in ENDED and status_patch(has, ours):
+            known.told = _encoded(has)
             self._to_tell(known)
 
     async def gone(self, pod: v1.Pod) -> None:
@@ -118,9 +123,9 @@ class ApiReporter:
     def _known(self, pod: v1.Pod) -> _Pod:
         known = self._pods.get(uid_of(pod))
         if known is None:
-            told = pod.status.to_dict() if pod.status else {}
-            known = self._pods[uid_of(pod)] = _Pod(pod, told, told)
-        known.pod = pod
+            told = pod.status or v1.PodStatus()
+            known = self._pods[uid_of(pod)] = _Pod(pod, _encoded(told.to_dict()), told)
+        known.pod = v1.Pod(metadata=pod.metadata)
         return known
 
     def _to_tell(self, known: _Pod) -> None:
@@ -168,8 +173,9 @@ class ApiReporter:
         if known.is_gone and not known.is_changed:
             await self._let_go(known, path)
 
-    async def _tell_status(self, known: _Pod, status: dict[str, Any], path: str) -> None:
-        patch: dict[str, Any] = {"status": status_patch(known.told, status)}
+    async def _tell_status(self, known: _Pod, status: v1.PodStatus, path: str) -> None:
+        ours = status.to_dict()
+        patch: dict[str, Any] = {"status": status_patch(msgspec.json.decode(known.told), ours)}
         if not patch["status"]:
             return
         if not is_static(known.pod):
@@ -180,7 +186,7 @@ class ApiReporter:
             _raise_unless_settled(error)
             return
         if answered >= known.version:
-            known.told, known.version = status, answered
+            known.told, known.version = _encoded(ours), answered
 
     async def _let_go(self, known: _Pod, path: str) -> None:
         """Only of a pod that was deleted: one that took its name is another."""
@@ -202,6 +208,10 @@ def _raise_unless_settled(error: Refused) -> None:
         raise Unavailable(error.sentence)
     if not (error.is_missing or error.is_conflict):
         raise error
+
+
+def _encoded(status: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(status)
 
 
 def _version(pod: v1.Pod) -> int:
