@@ -414,6 +414,13 @@ class TestPodsThatHaveToWait:
         assert decision.fate is Fate.WAITS
         assert "tolerate os=windows:NoSchedule" in decision.warnings[0]
 
+    def test_for_a_node_to_be_ready_again_get_its_class(self) -> None:
+        away = Taint("node.kubernetes.io/not-ready")
+        nodes = (windows_node("win-2022", B2022, taints=(TAINT, away)),)
+        decision = decided(pod(), image("2022"), nodes=nodes, classes=(*CLASSES, C2025))
+        assert decision.fate is Fate.WAITS
+        assert patched(decision) == {"/spec/runtimeClassName": "windows-2022"}
+
     def test_for_a_larger_node_pass_with_a_warning(self) -> None:
         room = (("cpu", parse_quantity("1") or 0),)
         nodes = (windows_node("win-2022", B2022, allocatable=room),)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from winpod.cluster.admission_patches import patches_for
-from winpod.cluster.choosing import Choice, as_written, choose, may_come
+from winpod.cluster.choosing import Choice, as_written, choose, may_come, only_has_to_wait
 from winpod.cluster.contradictions import find_contradiction
 from winpod.cluster.looking_up import Found
 from winpod.cluster.reasons import describe_placement, describe_stray
@@ -25,15 +25,11 @@ from winpod.windows.objects import Pod
 from winpod.windows.placement import Cluster, intended_os
 from winpod.windows.pod_api import Behaviour, lint_pod
 from winpod.windows.reading import At, Path, show_path
-from winpod.windows.scheduling import is_out_of_reach
 from winpod.windows.starting import Images
-from winpod.windows.verdicts import Cause, Outcome, Placement, Status
+from winpod.windows.verdicts import Outcome, Placement, Status
 
 _MIRROR = "kubernetes.io/config.mirror"
 _MOST_WARNINGS = 10
-_PASSING = frozenset((Cause.TAINT, Cause.CORDONED, Cause.RESOURCES))
-"""What may change while a pod waits."""
-
 Looked = Mapping[str, Found]
 """What each image of a pod was found to be."""
 
@@ -178,9 +174,7 @@ def _unchecked(problems: Iterable[str]) -> str:
     return f"whether this pod fits a node could not be checked: {' '.join(problems)}"
 
 
-def judge(
-    choice: Choice, cluster: Cluster, images: Images, retiring: Mapping[str, str]
-) -> Answer:
+def judge(choice: Choice, cluster: Cluster, images: Images, retiring: Mapping[str, str]) -> Answer:
     pod, placement = choice.pod, choice.placement
     if choice.retiring:
         sentence = _retired(choice.retiring, retiring[choice.retiring])
@@ -199,20 +193,10 @@ def judge(
     if may_come(pod, cluster, images):
         return Answer(Fate.WAITS, f"it has to wait for a node that is not there: {why_not}")
     advice = _advice(pod, placement, cluster, images)
-    if _only_has_to_wait(placement):
+    if only_has_to_wait(placement):
         return Answer(Fate.WAITS, f"no node takes it now: {why_not}{advice}")
     sentence = f"no node can run this pod: {why_not}{advice}"
     return Answer(Fate.CANNOT_RUN, sentence, is_fatal=True)
-
-
-def _only_has_to_wait(placement: Placement) -> bool:
-    """Some node would run it, if it were not for a taint, a cordon, or a lack of room."""
-    return not placement.refusals and any(
-        verdict.outcome is Outcome.BLOCKED
-        and not is_out_of_reach(verdict.reasons)
-        and all(reason.cause in _PASSING for reason in verdict.reasons)
-        for verdict in placement.verdicts
-    )
 
 
 def _advice(pod: Pod, placement: Placement, cluster: Cluster, images: Images) -> str:

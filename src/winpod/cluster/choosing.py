@@ -31,7 +31,7 @@ from winpod.windows.placement import Cluster, judge
 from winpod.windows.reading import Pairs
 from winpod.windows.scheduling import admit, is_out_of_reach
 from winpod.windows.starting import Images
-from winpod.windows.verdicts import Outcome, Placement, Status, Verdict
+from winpod.windows.verdicts import Cause, Outcome, Placement, Status, Verdict
 
 _BUILD_LABELS = frozenset((BUILD_LABEL, OSVERSION_LABEL))
 _COMMON_LABELS = _BUILD_LABELS | {OS_LABEL, ARCH_LABEL}
@@ -39,6 +39,9 @@ _STATUSES = (Status.RUNS, Status.MAY_FAIL, Status.WAITS)
 _LATER = len(_STATUSES)
 """The rank of a pod for whose class there is no node yet."""
 _NEVER = _LATER + 1
+
+_PASSING = frozenset((Cause.TAINT, Cause.CORDONED, Cause.RESOURCES))
+"""What may change while a pod waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ def _rank(choice: Choice, cluster: Cluster, images: Images) -> _Rank:
 def _standing(choice: Choice, cluster: Cluster, images: Images) -> int:
     if choice.placement.status in _STATUSES:
         return _STATUSES.index(choice.placement.status)
+    if only_has_to_wait(choice.placement):
+        return _STATUSES.index(Status.WAITS)
     return _LATER if may_come(choice.pod, cluster, images) else _NEVER
 
 
@@ -166,6 +171,16 @@ def _quality(verdict: Verdict) -> tuple[bool, bool, int]:
     builds = [m.platform.build for _, m in verdict.manifests]
     is_own = all(build is not None and build.base == kernel.base for build in builds)
     return (verdict.isolation is Isolation.HYPERVISOR, not is_own, -kernel.number)
+
+
+def only_has_to_wait(placement: Placement) -> bool:
+    """Some node would run it, if it were not for a taint, a cordon, or a lack of room."""
+    return not placement.refusals and any(
+        verdict.outcome is Outcome.BLOCKED
+        and not is_out_of_reach(verdict.reasons)
+        and all(reason.cause in _PASSING for reason in verdict.reasons)
+        for verdict in placement.verdicts
+    )
 
 
 def may_come(pod: Pod, cluster: Cluster, images: Images) -> bool:

@@ -15,12 +15,13 @@ from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.cluster.seen import MANAGED_BY, OURS
 from winpod.cluster.webhook_certificates import Certificates, are_good, renew
-from winpod.cluster.webhook_configurations import NAME
 from winpod.node.api import ApiServer, Refused
 from winpod.node.certificates import utc_now
 from winpod.windows.errors import Unavailable
 
 SECRET = "winpod-webhook"  # noqa: S105 - its name
+_CONFIGURATION = "winpod"
+"""The name of both configurations, which whoever installs the operator makes."""
 _KEYS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 _TRIES = 5
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
@@ -64,17 +65,19 @@ async def shared_certificates(
     raise Unavailable(f"the Secret {SECRET} is written by others all the time.")
 
 
-async def trust_authority(api: ApiServer, bundle: bytes) -> None:
-    """Tell it to the API server, in both configurations, where it does not know it yet."""
+async def trust_authority(api: ApiServer, bundle: bytes) -> bool:
+    """Tell it to the API server, in both configurations; whether both are there."""
     text = base64.b64encode(bundle).decode()
     for kind in ("mutating", "validating"):
-        path = f"{_CONFIGURATIONS}/{kind}webhookconfigurations/{NAME}"
+        path = f"{_CONFIGURATIONS}/{kind}webhookconfigurations/{_CONFIGURATION}"
         found = await api.get(_Configuration, path)
-        webhooks = (found.webhooks or ()) if found else ()
-        untold = [one.name for one in webhooks if one.client_config.ca_bundle != text]
+        if found is None:
+            return False
+        untold = [one.name for one in found.webhooks or () if one.client_config.ca_bundle != text]
         if untold:
             told = [{"name": name, "clientConfig": {"caBundle": text}} for name in untold]
             await api.patch(_Configuration, path, {"webhooks": told})
+    return True
 
 
 def _secret(made: Certificates, namespace: str) -> v1.Secret:

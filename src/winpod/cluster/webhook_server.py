@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +17,17 @@ from winpod.cluster.looking_up import Images
 from winpod.cluster.metrics import AdmissionMetrics
 from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.view import View
-from winpod.cluster.webhook import Webhook
+from winpod.cluster.webhook import Refusal, Webhook
 from winpod.cluster.webhook_certificates import Certificates
-from winpod.cluster.webhook_configurations import SERVICE
 from winpod.cluster.webhook_secret import shared_certificates, trust_authority
 from winpod.node.api import ApiServer
 from winpod.windows.errors import Unavailable, WinpodError
 
+_SERVICE = "winpod-webhook"
 _LARGEST = 16 * 1024**2
 _IDLE_SECONDS = 150.0
 """Longer than the API server keeps a connection: it is the one to close it, between requests."""
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 20.0
 _RETRY_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Listening:
     @property
     def names(self) -> tuple[str, ...]:
         """The Service's, and this machine's for those who try it out."""
-        service = f"{SERVICE}.{self.namespace}.svc"
+        service = f"{_SERVICE}.{self.namespace}.svc"
         return (service, f"{service}.cluster.local", "localhost", "127.0.0.1")
 
 
@@ -52,17 +53,19 @@ class WebhookServer:
         settings: LiveSettings,
         metrics: AdmissionMetrics,
         listening: Listening,
+        on_refusal: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         self._api = api
         self._listening = listening
-        self._images = Images(lambda: settings.now.admission.tag_seconds, metrics)
+        self.images = Images(lambda: settings.now.admission.tag_seconds, metrics)
         self.webhook = Webhook(
             view,
-            self._images,
+            self.images,
             PullSecrets(api),
             lambda: settings.now,
             metrics,
             listening.namespace,
+            on_refusal,
         )
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._serving: Certificates | None = None
@@ -81,7 +84,7 @@ class WebhookServer:
                 await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
         finally:
             await runner.cleanup()
-            await self._images.close()
+            await self.images.close()
 
     async def _listen(self, runner: web.AppRunner) -> None:
         address, port = self._listening.address, self._listening.port
@@ -92,7 +95,9 @@ class WebhookServer:
                 f"the webhook cannot listen on {address} port {port}: {error.strerror}.",
                 "Free the port or choose another.",
             ) from error
-        _log.info("the webhook listens at %s port %s", address, port)
+        port = int(runner.addresses[0][1])
+        told = {"webhook_port": port}
+        _log.info("the webhook listens at %s, port %s", address, port, extra=told)
 
     async def _renewed(self) -> bool:
         """Whether all is as it should be; connections to come are served with what is new."""
@@ -103,11 +108,10 @@ class WebhookServer:
             if found != self._serving:
                 _load(self._context, found)
                 self._serving = found
-            await trust_authority(self._api, found.bundle)
+            return await trust_authority(self._api, found.bundle)
         except WinpodError as error:
             _log.warning("the webhook's certificates cannot be looked after: %s", error)
             return False
-        return True
 
 
 def _load(context: ssl.SSLContext, found: Certificates) -> None:
