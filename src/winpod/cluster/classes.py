@@ -73,14 +73,14 @@ def desired_classes(nodes: Iterable[Node], settings: Settings) -> tuple[WantedCl
     """One for each build under process isolation, and for each older guest that some node hosts."""
     if not settings.classes:
         return ()
-    alike = tuple({_alike(node) for node in nodes if node.os == "windows"})
+    shapes = tuple({shape_of(node) for node in nodes if node.os == "windows"})
     named: dict[str, WantedClass] = {}
-    for wanted in (*_process_classes(alike, settings), *_guest_classes(alike, settings)):
+    for wanted in (*_process_classes(shapes, settings), *_guest_classes(shapes, settings)):
         named.setdefault(wanted.name, wanted)
     return tuple(named[name] for name in sorted(named))
 
 
-def _alike(node: Node) -> Node:
+def shape_of(node: Node) -> Node:
     """Only what decides about classes, so that nodes that do not differ in it are one."""
     read = (OS_LABEL, ARCH_LABEL, BUILD_LABEL)
     labels = tuple(p for p in node.labels if p[0] in read or p[0].startswith(HANDLER_PREFIX))

@@ -51,6 +51,8 @@ def change_labels(node: Node, filled: frozenset[str] = frozenset()) -> LabelChan
 
 def with_labels(node: Node, change: LabelChange) -> Node:
     """The node as it is after the change."""
+    if not change:
+        return node
     labels = dict(node.labels) | dict(change.labels)
     kept = tuple(sorted((key, value) for key, value in labels.items() if value is not None))
     return replace(node, labels=kept)

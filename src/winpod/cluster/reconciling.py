@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 from lightkube.models import node_v1
 
-from winpod.cluster.classes import ABOUT, Deed, Step, desired_classes, plan_classes
+from winpod.cluster.classes import ABOUT, Deed, Step, desired_classes, plan_classes, shape_of
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.node_labels import LabelChange, change_labels, with_labels
 from winpod.cluster.seen import FILLED, MANAGED_BY, OURS, NodeObject, SeenNode
@@ -24,6 +24,7 @@ from winpod.cluster.view import CLASSES, NODES, Kind, View
 from winpod.node.api import ApiServer, Refused
 from winpod.node.event_series import Event, Subject
 from winpod.windows.errors import WinpodError
+from winpod.windows.objects import Node
 
 Tell = Callable[[Event], None]
 _SETTLE_SECONDS = 0.1
@@ -31,8 +32,21 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A node as it was looked at, what is to be changed of it, and its shape afterwards."""
+
+    seen: SeenNode
+    is_labelling: bool
+    change: LabelChange
+    shape: Node
+
+
 class Reconciling:
-    """`tell` hears what people should know about classes and nodes."""
+    """`tell` hears what people should know about classes and nodes.
+
+    `on_look` hears of each look how many seconds it took, and whether it ended well.
+    """
 
     def __init__(
         self,
@@ -40,28 +54,33 @@ class Reconciling:
         view: View,
         settings: LiveSettings,
         tell: Tell = lambda _: None,
+        on_look: Callable[[float, bool], None] = lambda _, __: None,
     ) -> None:
         self._api = api
         self._view = view
         self._settings = settings
         self._tell = tell
+        self._on_look = on_look
         self._wake = asyncio.Event()
         view.subscribe(Kind.NODE, Kind.CLASS, Kind.USE, wake=self._wake)
         settings.subscribe(wake=self._wake)
         self._told: dict[str, str] = {}
         self._unwanted_since: dict[str, float] = {}
+        self._looks: dict[str, _Look] = {}
 
     async def run(self) -> None:
         """Look at once, whenever something has changed, and when something is due."""
         trouble = _FIRST_WAIT
         while True:
             self._wake.clear()
+            began, is_well = time.monotonic(), False
             try:
                 wait = await self._reconcile()
-                trouble = _FIRST_WAIT
+                trouble, is_well = _FIRST_WAIT, True
             except WinpodError as error:
                 _log.warning("classes and labels are not as they should be yet: %s", error)
                 wait, trouble = trouble, min(trouble * 2, _LONGEST_WAIT)
+            self._on_look(time.monotonic() - began, is_well)
             await self._until_woken(wait)
 
     async def _until_woken(self, seconds: float | None) -> None:
@@ -75,20 +94,28 @@ class Reconciling:
     async def _reconcile(self) -> float | None:
         """Seconds until the next deed is due, None where none is."""
         settings = self._settings.now
-        labelled = [
-            (seen, change_labels(seen.node, seen.filled) if settings.labels else LabelChange())
-            for seen in self._view.nodes
-        ]
-        await self._label([pair for pair in labelled if pair[1]])
-        nodes = [with_labels(seen.node, change) for seen, change in labelled]
+        looks = [self._look(seen, settings.labels) for seen in self._view.nodes]
+        self._looks = {look.seen.node.name: look for look in looks}
+        trouble = await self._label([look for look in looks if look.change])
+        shapes = {look.shape for look in looks}
         steps = plan_classes(
-            desired_classes(nodes, settings), self._view.classes, self._view.used_classes()
+            desired_classes(shapes, settings), self._view.classes, self._view.used_classes()
         )
         due = self._removals_due(steps, settings.remove_after_seconds)
         for step in steps:
             if due.get(step.name, 0.0) <= 0:
                 await self._take_step(step)
+        if trouble:
+            raise trouble
         return min((seconds for seconds in due.values() if seconds > 0), default=None)
+
+    def _look(self, seen: SeenNode, is_labelling: bool) -> _Look:
+        """What was found of a node stays true until it changes, and most of thousands do not."""
+        before = self._looks.get(seen.node.name)
+        if before and before.seen is seen and before.is_labelling == is_labelling:
+            return before
+        change = change_labels(seen.node, seen.filled) if is_labelling else LabelChange()
+        return _Look(seen, is_labelling, change, shape_of(with_labels(seen.node, change)))
 
     def _removals_due(self, steps: Iterable[Step], after: float) -> dict[str, float]:
         """Seconds until each class that is to be removed may be."""
@@ -98,15 +125,15 @@ class Reconciling:
         self._unwanted_since = since
         return {name: began + after - now for name, began in since.items()}
 
-    async def _label(self, changes: Sequence[tuple[SeenNode, LabelChange]]) -> None:
-        if changes:
-            _log.info("labels of %s nodes are set", len(changes))
-        for error in await asyncio.gather(*(self._label_node(*pair) for pair in changes)):
-            if error:
-                raise error
+    async def _label(self, looks: Sequence[_Look]) -> WinpodError | None:
+        """What went wrong first, if anything; it keeps neither other nodes nor classes waiting."""
+        if looks:
+            _log.info("labels of %s nodes are set", len(looks))
+        done = await asyncio.gather(*(self._label_node(look) for look in looks))
+        return next((error for error in done if error), None)
 
-    async def _label_node(self, seen: SeenNode, change: LabelChange) -> WinpodError | None:
-        """What went wrong, if anything, after all others had their turn."""
+    async def _label_node(self, look: _Look) -> WinpodError | None:
+        seen, change = look.seen, look.change
         filled = ",".join(sorted(change.filled)) or None
         metadata: dict[str, Any] = {"uid": seen.uid, "labels": dict(change.labels)}
         if change.filled != seen.filled:

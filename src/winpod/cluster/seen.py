@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -132,14 +133,31 @@ class _PodSpec(DictMixin, rename="camel"):
     image_pull_secrets: Any = None
 
 
-class _PodStatus(DictMixin):
+class PodStatus(DictMixin):
     phase: str = ""
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def _shared(template: bytes) -> bytes:
+    """The one that is kept of those that are equal."""
+    return template
+
+
 class PodObject(DictMixin):
+    """Its spec is packed as soon as it is read, since a list has thousands of them."""
+
     metadata: _PodMetadata
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+    spec: _PodSpec | None = None
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    node: str = ""
+    template: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.spec:
+            self.node, self.spec.node_name = self.spec.node_name, ""
+            metadata = {"annotations": self.metadata.annotations}
+            self.template = _shared(msgspec.json.encode({"metadata": metadata, "spec": self.spec}))
+            self.spec = None
 
 
 class _Metadata(DictMixin, rename="camel"):
@@ -150,7 +168,7 @@ class _Metadata(DictMixin, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class _Condition(DictMixin):
+class Condition(DictMixin):
     type: str = ""
     status: str = ""
 
@@ -160,7 +178,7 @@ class _NodeStatus(DictMixin, rename="camel"):
     capacity: Any = None
     node_info: Any = None
     runtime_handlers: Any = None
-    conditions: list[_Condition] | None = None
+    conditions: list[Condition] | None = None
 
 
 class _NodeSpec(DictMixin):
@@ -218,7 +236,7 @@ class Templates:
             sys.intern(metadata.namespace),
             metadata.name,
             metadata.uid,
-            sys.intern(obj.spec.node_name),
+            sys.intern(obj.node),
             sys.intern(obj.status.phase),
             metadata.deletion_timestamp is not None,
             (sys.intern(owner.kind), sys.intern(owner.name)) if owner else ("", ""),
@@ -226,28 +244,24 @@ class Templates:
         )
 
     def _template(self, obj: PodObject) -> Pod:
-        spec = msgspec.structs.replace(obj.spec, node_name="")
-        key = msgspec.json.encode((spec, obj.metadata.annotations))
-        template = self._read.pop(key, None) or _read_template(obj, spec)
-        self._read[key] = template
+        template = self._read.pop(obj.template, None) or _read_template(obj)
+        self._read[obj.template] = template
         if len(self._read) > _REMEMBERED:
             del self._read[next(iter(self._read))]
         return template
 
 
-def _read_template(obj: PodObject, spec: _PodSpec) -> Pod:
+def _read_template(obj: PodObject) -> Pod:
     """Without what the author got wrong, since the pod is there all the same."""
     where = f"{obj.metadata.namespace}/{obj.metadata.name}"
-    annotations = obj.metadata.annotations
-    told = {"spec": spec.to_dict()}
-    try:
-        metadata = {"annotations": annotations.to_dict()} if annotations else {}
-        return Pod.from_template(told | {"metadata": metadata})
-    except InvalidInput as error:
-        _log.info("an annotation of pod %s is not heeded: %s", where, error)
+    told = msgspec.json.decode(obj.template)
     try:
         return Pod.from_template(told)
     except InvalidInput as error:
+        _log.info("an annotation of pod %s is not heeded: %s", where, error)
+    try:
+        return Pod.from_template(told | {"metadata": {}})
+    except InvalidInput as error:
         _log.warning("pod %s cannot be read: %s", where, error)
-    containers = (*(spec.init_containers or ()), *(spec.containers or ()))
-    return Pod(tuple(Container(c.name, c.image, ()) for c in containers))
+    named = ((c.get("name", ""), c.get("image", "")) for c in told["spec"].get("containers", ()))
+    return Pod(tuple(Container(name, image, ()) for name, image in named))

@@ -43,6 +43,8 @@ CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 PODS = "/api/v1/pods"
 _REST_FOR_A_NODE = 0.001
 """Seconds. What is taken changes all the time, and may be a little old where nodes are many."""
+_AT_ONCE = 200
+"""Objects of a list that are taken before others have a turn, who may have to answer in time."""
 _log = logging.getLogger(__name__)
 _Object = TypeVar("_Object", bound=DictMixin)
 _Seen = TypeVar("_Seen")
@@ -179,8 +181,10 @@ class _Kept(Generic[_Object, _Seen]):
         gone = self.seen.keys() - {_key(obj) for obj in objects}
         for key in gone:
             self._put(key, None)
-        for obj in objects:
+        for number, obj in enumerate(objects):
             self.changed(obj)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def changed(self, obj: _Object) -> None:
         try:
