@@ -1,5 +1,7 @@
 """`winpod operator` on a real API server: classes and labels from nodes, and one leader of two."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from tests.e2e.objects import (
     windows_node,
 )
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, classes, configure, leader
+
+from winpod.cluster.live import read_cluster
+from winpod.cluster.view import View
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 SETTINGS = "classes: {removeAfterSeconds: 0}"
@@ -211,6 +218,66 @@ def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
     eventually(lambda: operator.said("classes.name is"))
     add_nodes(plane, windows_node("new", BUILD_2022))
     eventually(lambda: "servers-2022" in classes(plane))
+
+
+def test_the_view_counts_what_is_taken_as_a_fresh_look_at_the_cluster_does(
+    plane: ControlPlane,
+) -> None:
+    add_nodes(plane, windows_node("a", BUILD_2019), windows_node("b", BUILD_2022), linux_node("c"))
+    plane.apply(runtime_class("guest", GUEST_2019, BUILD_2022, overhead=OVERHEAD))
+    bound = [taking(f"pod-{n}", "abc"[n % 3], f"{n}00m") for n in range(6)]
+    plane.apply(*bound, using("waits", "guest"))
+    asyncio.run(_follow_changes(plane))
+
+
+OVERHEAD = {"podFixed": {"memory": "200Mi"}}
+
+
+def taking(name: str, node: str, cpu: str) -> dict[str, Any]:
+    resources = {"requests": {"cpu": cpu, "memory": "1Gi"}}
+    container = {"name": "main", "image": f"app:{cpu}", "resources": resources}
+    return pod(name, "apps", {"nodeName": node, "containers": [container]})
+
+
+async def _follow_changes(plane: ControlPlane) -> None:
+    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    view = View(api)
+    following = asyncio.create_task(view.run())
+    try:
+        await view.until_known()
+        await _until_alike(view, plane)
+        assert view.used_classes() == {"", "guest"}
+        for change in (
+            ("delete", "pod", "pod-1", "-n", "apps", "--force", "--grace-period=0"),
+            ("patch", "pod", "pod-2", "-n", "apps", "--subresource=status", "-p", _ENDED),
+            ("cordon", "b"),
+            ("delete", "pod", "waits", "-n", "apps", "--force", "--grace-period=0"),
+            ("delete", "node", "a"),
+            ("delete", "runtimeclass", "guest"),
+        ):
+            before = view.cluster()
+            await asyncio.to_thread(plane.kubectl, *change)
+            await _until_alike(view, plane)
+            assert view.cluster() is not before
+        assert view.used_classes() == {""}
+        assert view.cluster() is view.cluster()
+    finally:
+        following.cancel()
+        await asyncio.wait((following,))
+        await api.close()
+
+
+_ENDED = '{"status": {"phase": "Succeeded"}}'
+
+
+async def _until_alike(view: View, plane: ControlPlane) -> None:
+    """Node by node, class by class."""
+    live = await asyncio.to_thread(read_cluster, plane.kubeconfig)
+    deadline = time.monotonic() + 10
+    while {node.name: node for node in view.cluster().nodes} != {n.name: n for n in live.nodes}:
+        assert time.monotonic() < deadline, (view.cluster().nodes, live.nodes)
+        await asyncio.sleep(0.05)
+    assert view.cluster().classes == {known.name: known for known in live.classes}
 
 
 def test_of_two_operators_one_leads_and_the_other_takes_over(
