@@ -58,7 +58,7 @@ class Leading:
                 if await self._take():
                     return
             except WinpodError as error:
-                _log.info("the lease cannot be had: %s", error)
+                _log.warning("the lease cannot be had: %s", error)
             await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _renew_while(self, working: asyncio.Future[None]) -> None:
@@ -67,11 +67,12 @@ class Leading:
             done, _ = await asyncio.wait((working,), timeout=min(LOOK_SECONDS, left))
             if done:
                 return
+            asked = time.monotonic()
             try:
-                async with asyncio.timeout(renewed + RENEW_WITHIN - time.monotonic()):
+                async with asyncio.timeout(renewed + RENEW_WITHIN - asked):
                     if not await self._take():
                         return
-                renewed = time.monotonic()
+                renewed = asked
             except (WinpodError, TimeoutError) as error:
                 _log.warning("the lease is not renewed: %s", error or "no answer in time")
 
