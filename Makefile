@@ -47,7 +47,7 @@ unit: $(READY)
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
 	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl e2fsprogs procps \
-	  libfaketime
+	  libfaketime chromium fonts-dejavu-core
 	$(BIN)/pytest tests/e2e
 
 conformance: $(READY)
@@ -65,6 +65,7 @@ bench: $(READY)
 	unshare --net $(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.nodes
+	unshare --net $(BIN)/python -m benchmarks.pods
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
