@@ -8,11 +8,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.processes import ServerProcess
 from tests.e2e.node_process import WINPOD, eventually, found
 
 NAMESPACE = "winpod-system"
+MANIFESTS = Path(__file__).parents[2] / "deploy/manifests"
 
 
 class OperatorProcess:
@@ -25,7 +27,8 @@ class OperatorProcess:
         self._command = [
             *(*WINPOD, "operator", "--kubeconfig", str(plane.kubeconfig)),
             *("--namespace", NAMESPACE, "--identity", name, "--log-format", "json"),
-            *("--address", "127.0.0.1", "--port", "0", *options),
+            *("--address", "127.0.0.1", "--port", "0", "--webhook-port", "0"),
+            *("--page-port", "0", *options),
         ]
         self._process: ServerProcess | None = None
 
@@ -61,8 +64,19 @@ class OperatorProcess:
 
     @property
     def port(self) -> int:
-        eventually(lambda: any("port" in line for line in self.lines()))
-        return next(int(line["port"]) for line in reversed(self.lines()) if "port" in line)
+        return self._told("port")
+
+    @property
+    def webhook_port(self) -> int:
+        return self._told("webhook_port")
+
+    @property
+    def page_port(self) -> int:
+        return self._told("page_port")
+
+    def _told(self, name: str) -> int:
+        eventually(lambda: any(name in line for line in self.lines()))
+        return next(int(line[name]) for line in reversed(self.lines()) if name in line)
 
     def answer(self, path: str) -> tuple[int, str]:
         """What it answers at its port, without raising for a no."""
@@ -91,6 +105,15 @@ def configure(plane: ControlPlane, text: str) -> None:
             "data": {"config.yaml": text},
         }
     )
+
+
+def ask_about_pods(plane: ControlPlane, port: int) -> None:
+    """What is installed, with a port of this machine where the Service would be."""
+    configurations = list(yaml.safe_load_all((MANIFESTS / "10-webhooks.yaml").read_text()))
+    for webhook in (one for obj in configurations for one in obj["webhooks"]):
+        path = webhook["clientConfig"]["service"]["path"]
+        webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}"}
+    plane.apply(*configurations)
 
 
 def leader(plane: ControlPlane) -> str:

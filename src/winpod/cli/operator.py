@@ -41,9 +41,15 @@ def command(
         str, typer.Option(metavar="NAME", help="Its name among operators, else this machine's.")
     ] = "",
     address: Annotated[
-        str, typer.Option(metavar="IP", help="Where the page, metrics and health are.")
+        str, typer.Option(metavar="IP", help="Where metrics and health are.")
     ] = "0.0.0.0",  # noqa: S104 - probes come from the node
     port: Annotated[int, typer.Option(metavar="PORT", help="The same.")] = 8080,
+    webhook_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Where the API server asks about pods.")
+    ] = 8443,
+    page_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Where the page is, on this machine's loopback.")
+    ] = 8081,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Lines for people, or an object a line.")
     ] = LogFormat.TEXT,
@@ -59,6 +65,8 @@ def command(
         identity=identity or platform.node(),
         address=address,
         port=port,
+        webhook_port=webhook_port,
+        page_port=page_port,
     )
     asyncio.run(_until_stopped(Operator(access, place)))
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from winpod.cluster.cluster_metrics import ClusterMetrics, LeaderMetrics, metrics_route
 from winpod.cluster.health import health_routes
+from winpod.cluster.judging import Judging
 from winpod.cluster.leading import Leading
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.metrics import AdmissionMetrics
+from winpod.cluster.page.gates import LoopbackGate, TokenGate
+from winpod.cluster.page.happenings import Happenings
+from winpod.cluster.page.page import Page, Sights
+from winpod.cluster.page.state import RefusedPod
 from winpod.cluster.reconciling import Reconciling
+from winpod.cluster.telling import Telling, refused
 from winpod.cluster.view import View
 from winpod.cluster.webhook_server import Listening, WebhookServer
 from winpod.node.access import Access
@@ -28,6 +35,7 @@ from winpod.node.api import ApiServer
 from winpod.windows.errors import Unavailable
 
 Part = tuple[str, Callable[[], Awaitable[None]]]
+_LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
@@ -40,10 +48,14 @@ class Place:
     address: str = "0.0.0.0"  # noqa: S104 - probes come from the node
     port: int = 8080
     webhook_port: int = 8443
+    page_port: int = 8081
 
 
 class Operator:
-    """`always` run in every replica, `leading` in the one that leads; `routes` are at `port`."""
+    """`always` run in every replica, `when_leading` in the one that leads.
+
+    `routes` are at `port`, and the page is on loopback, at `page_port`.
+    """
 
     def __init__(self, access: Access, place: Place) -> None:
         self._place = place
@@ -51,26 +63,60 @@ class Operator:
         self._settings = LiveSettings(self._api, place.namespace)
         self._view = View(self._api)
         self._leading = Leading(self._api, place.namespace, place.identity)
-        self._classes = Reconciling(self._api, self._view, self._settings)
         self._numbers = CollectorRegistry()
+        self._telling = Telling(self._api, place.identity)
+        leader_metrics = LeaderMetrics(self._numbers)
+        self._tell = leader_metrics.counted(self._telling.tell)
+        self._classes = Reconciling(
+            self._api, self._view, self._settings, self._tell, leader_metrics.count_look
+        )
         self._admission = WebhookServer(
             self._api,
             self._view,
             self._settings,
             AdmissionMetrics(self._numbers),
             Listening(place.namespace, place.address, place.webhook_port),
+            lambda one: self._tell(refused(one.namespace, one.name, one.sentence)),
+        )
+        self._judging = Judging(
+            self._view, self._admission.images, self._tell, lambda: self._leading.is_leader
+        )
+        self._happenings = Happenings(self._api)
+        self._numbers.register(
+            ClusterMetrics(
+                self._view, self._settings, self._leading, self._judging, self._happenings
+            )
+        )
+        sights = Sights(
+            place.identity,
+            self._view,
+            self._settings,
+            self._leading,
+            self._judging,
+            self._happenings,
+            self._refused,
         )
         self._always: list[Part] = [
             ("the view", self._view.run),
             ("the settings", self._settings.run),
             ("the webhook", self._admission.run),
+            ("events", self._telling.run),
+            ("verdicts", self._judging.run),
+            ("upgrades and refusals", self._happenings.run),
         ]
         self._when_leading: list[Part] = [
             ("classes and labels", self._classes.run),
         ]
         self._routes: list[web.RouteDef] = [
             *health_routes(self._view, self._leading),
+            metrics_route(self._numbers),
+            *Page(sights, TokenGate(self._api, lambda: self._settings.now)).routes(),
         ]
+        self._page = Page(sights, LoopbackGate()).routes()
+
+    def _refused(self) -> Iterator[RefusedPod]:
+        for one in self._admission.webhook.refusals:
+            yield RefusedPod(one.at, one.namespace, one.name, one.sentence)
 
     async def run(self) -> None:
         try:
@@ -90,22 +136,31 @@ class Operator:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        application = web.Application()
-        application.add_routes(self._routes)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await self._listen(runner)
+        place = self._place
+        async with (
+            _listening(self._routes, place.address, place.port, "port"),
+            _listening(self._page, _LOOPBACK, place.page_port, "page_port"),
+        ):
             yield
-        finally:
-            await runner.cleanup()
 
-    async def _listen(self, runner: web.AppRunner) -> None:
-        address, port = self._place.address, self._place.port
+
+@asynccontextmanager
+async def _listening(
+    routes: Iterable[web.RouteDef], address: str, port: int, name: str
+) -> AsyncIterator[None]:
+    """`name` is what the log calls the port, which may be any that is free."""
+    application = web.Application()
+    application.add_routes(routes)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
         try:
             await web.TCPSite(runner, address, port).start()
         except OSError as error:
             where = f"{address}, port {port}"
             raise Unavailable(f"nobody can listen at {where}: {error.strerror}.") from error
         port = runner.addresses[0][1]
-        _log.info("listening at %s, port %s", address, port, extra={"port": port})
+        _log.info("listening at %s, port %s", address, port, extra={name: port})
+        yield
+    finally:
+        await runner.cleanup()

@@ -39,6 +39,7 @@ class Settings:
     """`classes` off: admission writes node selectors and tolerations instead.
 
     A class whose last node has gone is removed `remove_after_seconds` after its last pod.
+    `page_authenticated` shows the page beyond loopback, to those whose token may list all pods.
     """
 
     classes: bool = True
@@ -49,6 +50,7 @@ class Settings:
     remove_after_seconds: float = 300.0
     labels: bool = True
     admission: Admission = Admission()
+    page_authenticated: bool = False
 
 
 def fill_name(template: str, build: Build, architecture: str = "amd64") -> str:
@@ -63,12 +65,13 @@ def read_settings(text: str) -> Settings:
         document = At(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise InvalidInput(f"the operator's settings are not YAML: {error}.") from None
-    document.allow("classes", "labels", "admission")
+    document.allow("classes", "labels", "admission", "page")
     classes, labels = document.get("classes"), document.get("labels")
     classes.allow(
         "enabled", "name", "hypervisorName", "overhead", "tolerations", "removeAfterSeconds"
     )
     labels.allow("enabled")
+    document.get("page").allow("authenticated")
     default = Settings()
     settings = Settings(
         classes=_flag(classes.get("enabled"), default.classes),
@@ -83,6 +86,7 @@ def read_settings(text: str) -> Settings:
         ),
         labels=_flag(labels.get("enabled"), default.labels),
         admission=_admission(document.get("admission")),
+        page_authenticated=document.get("page", "authenticated").flag(),
     )
     if settings.class_name == settings.hypervisor_class_name:
         raise InvalidField(

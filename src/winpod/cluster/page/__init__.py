@@ -1,0 +1,1 @@
+"""The operator's page: what it sees, for people, read-only."""
