@@ -217,6 +217,19 @@ CASES = [
         reason="taint os=windows:NoSchedule is not tolerated",
     ),
     Case(
+        "it tolerates everything, cordons too",
+        workload(BOTH, tolerations=[{"operator": "Exists"}], **OF_WINDOWS),
+        Fate.CANNOT,
+        stays=True,
+        reason="it tolerates cordoned nodes, and would come back to old",
+    ),
+    Case(
+        "it tolerates everything, and its class keeps it away",
+        workload(BOTH, tolerations=[{"operator": "Exists"}], **OF_CLASS),
+        Fate.NEW_IMAGE,
+        TO_2022,
+    ),
+    Case(
         "new nodes are cordoned",
         workload(BOTH, **OF_CLASS),
         Fate.CANNOT,

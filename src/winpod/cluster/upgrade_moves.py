@@ -18,7 +18,7 @@ from winpod.windows.isolation import Isolation
 from winpod.windows.objects import BUILD_LABEL, OSVERSION_LABEL, Node, Pod, RuntimeClass
 from winpod.windows.placement import Cluster
 from winpod.windows.reading import Pairs
-from winpod.windows.scheduling import is_out_of_reach
+from winpod.windows.scheduling import admit, is_out_of_reach, scheduling_reasons
 from winpod.windows.starting import Images
 from winpod.windows.verdicts import Cause, Outcome, Placement, Reason, Stage, Status
 
@@ -128,6 +128,7 @@ class After:
     old: Build
     new: Build
     cluster: Cluster
+    old_nodes: tuple[Node, ...]
     new_nodes: tuple[Node, ...]
     old_classes: frozenset[str] = frozenset()
     targets: tuple[RuntimeClass, ...] = ()
@@ -191,10 +192,22 @@ def judge_move(workload: Workload, after: After) -> Move:
     for change in _changes(workload.pod, after):
         placement = after.cluster.place(change.made(workload.pod), workload.images)
         if placement.status is Status.RUNS:
+            if workload.kind != DAEMON and (node := _returning(change.made(workload.pod), after)):
+                sentence = f"it tolerates cordoned nodes, and would come back to {node.name}"
+                return Move(workload, Fate.CANNOT, stays=True, reasons=(sentence,))
             return _moved(workload, change, placement, after)
         refusals.append(placement)
     reasons = _reasons(refusals, after)
     return Move(workload, Fate.CANNOT, stays=workload.kind != DAEMON, reasons=reasons)
+
+
+def _returning(pod: Pod, after: After) -> Node | None:
+    """An old node that the scheduler may choose again even when it is cordoned."""
+    admitted, _ = admit(pod, after.cluster.classes)
+    for node in after.old_nodes:
+        if not any(scheduling_reasons(admitted, replace(node, unschedulable=True))):
+            return node
+    return None
 
 
 def _changes(pod: Pod, after: After) -> Iterator[Change]:

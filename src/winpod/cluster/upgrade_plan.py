@@ -128,6 +128,7 @@ def plan_upgrade(asked: Asked, scene: Scene) -> Plan:
         asked.old,
         asked.new,
         Cluster((n for n in scene.nodes if n not in old), classes.values(), scene.handlers),
+        old,
         new,
         frozenset(old_classes),
         targets if asked.way is Way.NEW_CLASS else (),

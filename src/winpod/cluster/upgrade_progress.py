@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from winpod.cluster.upgrade_moves import Fate, Move
-from winpod.cluster.upgrade_plan import Do, Plan
+from winpod.cluster.upgrade_plan import Do, Plan, Step
 from winpod.cluster.upgrade_resource import (
     Condition,
     NodeRecord,
@@ -65,6 +65,16 @@ def is_settled(upgrade: WindowsUpgrade) -> bool:
 
 def next_step(status: Status) -> StepRecord | None:
     return next((step for step in status.steps if step.state in (PENDING, RUNNING)), None)
+
+
+def with_steps_before(
+    step: StepRecord, steps: list[StepRecord], found: Iterable[Step]
+) -> list[StepRecord]:
+    """What was found while a step was being done comes before it, and it is begun anew."""
+    place = next(i for i, one in enumerate(steps) if one is step)
+    step.state, step.message, step.started_at = PENDING, "", ""
+    added = [StepRecord(s.do, s.target, after=dict(s.after)) for s in found]
+    return [*steps[:place], *added, *steps[place:]]
 
 
 def next_to_undo(status: Status) -> StepRecord | None:

@@ -1,0 +1,366 @@
+"""From one Windows Server to the next in a real cluster: moved, stopped, killed, undone.
+
+Nodes are simulated; the control plane, the scheduler and the controllers are real.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.processes import ServerProcess
+from tests.e2e.node_process import NodeProcess, condition, eventually, found, is_ready, node
+from tests.e2e.objects import (
+    BUILD_2019,
+    BUILD_2022,
+    HYPERVISOR,
+    PROCESS,
+    TAINT,
+    add_nodes,
+    runtime_class,
+    windows_node,
+)
+from tests.e2e.upgrade_process import DyingServer, upgrade_until
+
+from winpod.cluster.seen import RETIRING
+from winpod.cluster.upgrade_asked import Way
+from winpod.cluster.upgrade_resource import CRD, UPGRADES
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
+from winpod.windows.objects import RuntimeClass
+
+NAMESPACE = "shop"
+NAME = "2019-to-2022"
+UPGRADE = f"{UPGRADES}/{NAME}"
+BOTH, OLD = "example.test/both:1", "example.test/old:1"
+IMAGES = {BOTH: ("2019", "2022"), OLD: ("2019",)}
+APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+BUDGET = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/free"
+OLD_CLASS = "/apis/node.k8s.io/v1/runtimeclasses/windows-2019"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Of its own, since an upgrade takes every node of a build."""
+    with ControlPlane(tmp_path_factory.mktemp("upgrade-plane")) as running:
+        running.create_namespace(NAMESPACE)
+        running.apply(CRD)
+        eventually(lambda: found(running, UPGRADES))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("images")
+    (directory / "content").mkdir()
+    (directory / "content/app.exe").write_bytes(b"MZ")
+    for name, builds in IMAGES.items():
+        versions = [argument for build in builds for argument in ("--os-version", build)]
+        into = ("-t", f"oci:{directory}/oci:{name}", *versions)
+        packed = winpod("image", "pack", str(directory / "content"), *into)
+        assert packed.returncode == 0, packed.stderr
+    return directory / "oci"
+
+
+def winpod(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "winpod", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+@contextmanager
+def cluster_of(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[None]:
+    """Nodes by name, the old class, and nothing of it afterwards."""
+    nodes = [{"name": name, "build": build} for name, build in builds.items()]
+    directory.mkdir(exist_ok=True)
+    (directory / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
+    options = ("--simulated", "--nodes", str(directory / "nodes.yaml"))
+    plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019))
+    try:
+        with NodeProcess(directory, "--kubeconfig", str(plane.kubeconfig), *options):
+            for name in builds:
+                eventually(partial(is_ready, plane, name))
+            yield
+            now = ("--all", "--grace-period=0", "--force")
+            plane.kubectl("delete", "deployments,replicasets", "-n", NAMESPACE, "--all")
+            plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", NAMESPACE, *now)
+    finally:
+        for name in builds:
+            plane.request("DELETE", f"/api/v1/nodes/{name}")
+        plane.kubectl("delete", "runtimeclasses,windowsupgrades", "--all")
+
+
+@contextmanager
+def upgrading(plane: ControlPlane, layout: Path, log: Path) -> Iterator[ServerProcess]:
+    program = str(Path(__file__).with_name("upgrade_process.py"))
+    command = [sys.executable, program, str(plane.kubeconfig), str(layout)]
+    process = ServerProcess("upgrade", command, log)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def deployment(plane: ControlPlane, name: str, image: str, replicas: int = 1, **spec: Any) -> None:
+    labels = {"app": name}
+    spec = {
+        "containers": [{"name": "app", "image": image}],
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": [TAINT | {"operator": "Equal"}],
+        **spec,
+    }
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    body = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": name, "namespace": NAMESPACE}
+    plane.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
+    eventually(lambda: ready(plane, name) == replicas)
+
+
+def ready(plane: ControlPlane, name: str) -> int:
+    return int(found(plane, f"{APPS}/{name}").get("status", {}).get("readyReplicas", 0))
+
+
+def nodes_of(plane: ControlPlane, name: str) -> set[str]:
+    pods = found(plane, f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app%3D{name}")
+    living = [p for p in pods["items"] if "deletionTimestamp" not in p["metadata"]]
+    return {p["spec"].get("nodeName", "") for p in living}
+
+
+def class_of(plane: ControlPlane, name: str) -> str:
+    spec = found(plane, f"{APPS}/{name}")["spec"]["template"]["spec"]
+    return str(spec.get("runtimeClassName", ""))
+
+
+def no_eviction(plane: ControlPlane, name: str) -> None:
+    """A budget that lets no pod go."""
+    spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}}
+    metadata = {"name": "free", "namespace": NAMESPACE}
+    plane.apply(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": metadata,
+            "spec": spec,
+        }
+    )
+    eventually(lambda: found(plane, BUDGET).get("status", {}).get("expectedPods"))
+
+
+def ask(plane: ControlPlane, **spec: Any) -> None:
+    there = found(plane, UPGRADE)
+    body = {
+        "apiVersion": CRD["spec"]["group"] + "/v1alpha1",
+        "kind": "WindowsUpgrade",
+        "metadata": there.get("metadata", {"name": NAME}),
+        "spec": {"from": "2019", "to": "2022", "patchWorkloads": True, **spec},
+    }
+    asked = plane.request(*(("PUT", UPGRADE) if there else ("POST", UPGRADES)), body)
+    assert asked.status in (200, 201), asked.message
+
+
+def upgrade(command: str, plane: ControlPlane, layout: Path) -> list[str]:
+    images = ("--layout", str(layout), "--offline", "--patch-workloads")
+    builds = ("--from", "2019", "--to", "2022")
+    return ["upgrade", command, "--kubeconfig", str(plane.kubeconfig), *builds, *images]
+
+
+def status(plane: ControlPlane) -> dict[str, Any]:
+    return dict(found(plane, UPGRADE).get("status", {}))
+
+
+def phase(plane: ControlPlane) -> str:
+    return str(status(plane).get("phase", ""))
+
+
+def is_cordoned(plane: ControlPlane, name: str) -> bool:
+    return bool(node(plane, name)["spec"].get("unschedulable"))
+
+
+def retiring(plane: ControlPlane) -> str:
+    annotations = found(plane, OLD_CLASS)["metadata"].get("annotations", {})
+    return str(annotations.get(RETIRING, ""))
+
+
+ON_WINDOWS: dict[str, Any] = {"nodeSelector": {"kubernetes.io/os": "windows"}}
+OF_OLD_CLASS: dict[str, Any] = {"runtimeClassName": "windows-2019"}
+
+
+def test_workloads_move_budgets_hold_and_a_killed_operator_is_followed_by_one_that_finishes(
+    plane: ControlPlane, layout: Path, tmp_path: Path
+) -> None:
+    with cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019"}):
+        deployment(plane, "free", BOTH, 2, **ON_WINDOWS)
+        deployment(plane, "classy", BOTH, 2, **OF_OLD_CLASS)
+        no_eviction(plane, "free")
+        with cluster_of(plane, tmp_path / "new", **{"new-a": "2022"}):
+            ask(plane, oldNodes="mark")
+            with upgrading(plane, layout, tmp_path / "first.log") as process:
+                eventually(lambda: "disruption budget" in status(plane).get("message", ""))
+                assert nodes_of(plane, "free") == {"old-a"}
+                assert nodes_of(plane, "classy") == {"new-a"}
+                assert "use windows-2022" in retiring(plane)
+                os.killpg(process.pid, signal.SIGKILL)
+            plane.request("DELETE", BUDGET)
+            with upgrading(plane, layout, tmp_path / "second.log"):
+                eventually(lambda: phase(plane) == "Done")
+            assert nodes_of(plane, "free") == nodes_of(plane, "classy") == {"new-a"}
+            assert (ready(plane, "free"), ready(plane, "classy")) == (2, 2)
+            assert class_of(plane, "classy") == "windows-2022"
+            assert is_cordoned(plane, "old-a")
+            assert node(plane, "old-a")["metadata"]["labels"]["winpod.dev/retired-by"] == NAME
+            assert condition(found(plane, UPGRADE), "Complete")["status"] == "True"
+            steps = status(plane)["steps"]
+            assert [step["state"] for step in steps] == ["Done"] * len(steps)
+
+
+def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_is_asked_for(
+    plane: ControlPlane, layout: Path, tmp_path: Path
+) -> None:
+    nodes = {"old-a": "2019", "old-b": "2019", "new-a": "2022"}
+    with (
+        cluster_of(plane, tmp_path / "nodes", **nodes),
+        upgrading(plane, layout, tmp_path / "upgrade.log"),
+    ):
+        plane.kubectl("cordon", "old-b")
+        deployment(plane, "stuck", OLD, 1, **OF_OLD_CLASS)
+        plane.kubectl("uncordon", "old-b")
+        deployment(plane, "free", BOTH, 2, **OF_OLD_CLASS)
+        planned = winpod(*upgrade("plan", plane, layout), "-o", "json")
+        assert planned.returncode == 1, planned.stderr
+        assert json.loads(planned.stdout)["summary"] == {
+            "new-image": 1,
+            "hypervisor": 0,
+            "cannot": 1,
+        }
+        assert not retiring(plane)
+        ask(plane)
+        eventually(lambda: phase(plane) == "Blocked")
+        said = status(plane)["message"]
+        assert f"Deployment shop/stuck: {OLD} has no build 10.0.20348; it has 10.0.17763" in said
+        assert "or hypervisor isolation" in said
+        drains = {s["target"]: s["state"] for s in status(plane)["steps"] if s["do"] == "drain"}
+        assert drains == {"old-b": "Done", "old-a": "Running"}
+        assert nodes_of(plane, "stuck") == {"old-a"}
+        done = winpod(*upgrade("apply", plane, layout), "--leave-behind", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert "Deployment shop/stuck keeps its old nodes" in done.stdout
+        assert nodes_of(plane, "stuck") == {"old-a"}
+        assert nodes_of(plane, "free") == {"new-a"}
+        undone = winpod("upgrade", "undo", "--yes", "--kubeconfig", str(plane.kubeconfig))
+        assert "The upgrade was undone." in undone.stdout, undone.stderr
+        assert not is_cordoned(plane, "old-a")
+        assert not is_cordoned(plane, "old-b")
+        assert not retiring(plane)
+        assert class_of(plane, "free") == "windows-2019"
+        assert nodes_of(plane, "free") <= {"old-a", "old-b"}
+        assert found(plane, OLD_CLASS.replace("2019", "2022")) == {}
+
+
+def test_a_step_that_takes_too_long_undoes_everything_that_was_done(
+    plane: ControlPlane, layout: Path, tmp_path: Path
+) -> None:
+    nodes = {"old-a": "2019", "new-a": "2022"}
+    with (
+        cluster_of(plane, tmp_path / "nodes", **nodes),
+        upgrading(plane, layout, tmp_path / "upgrade.log"),
+    ):
+        plane.kubectl("cordon", "new-a")
+        deployment(plane, "classy", BOTH, 2, **OF_OLD_CLASS)
+        deployment(plane, "free", BOTH, 1, **ON_WINDOWS)
+        no_eviction(plane, "free")
+        ask(plane, patienceSeconds=4)
+        eventually(lambda: phase(plane) == "Blocked")
+        assert "that is not cordoned to move to" in status(plane)["message"]
+        plane.kubectl("uncordon", "new-a")
+        joined = winpod(*upgrade("apply", plane, layout), "--patience", "4", "--yes")
+        assert joined.returncode == 1, joined.stderr
+        assert "The upgrade was undone." in joined.stdout
+        assert "disruption budget" in status(plane)["failure"]
+        assert condition(found(plane, UPGRADE), "Failed")["status"] == "True"
+        assert not is_cordoned(plane, "old-a")
+        assert not retiring(plane)
+        assert class_of(plane, "classy") == "windows-2019"
+        assert (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"old-a"})
+
+
+def idle_deployment(plane: ControlPlane, runtime_class_name: str) -> None:
+    """One that has a template and no pods."""
+    template = {
+        "metadata": {"labels": {"app": "idle"}},
+        "spec": {
+            "runtimeClassName": runtime_class_name,
+            "containers": [{"name": "app", "image": BOTH}],
+        },
+    }
+    plane.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "idle", "namespace": NAMESPACE},
+            "spec": {
+                "replicas": 0,
+                "selector": {"matchLabels": {"app": "idle"}},
+                "template": template,
+            },
+        }
+    )
+
+
+def all_that_an_upgrade_changes(plane: ControlPlane) -> Any:
+    classes = found(plane, "/apis/node.k8s.io/v1/runtimeclasses")["items"]
+    nodes = found(plane, "/api/v1/nodes")["items"]
+    return (
+        [RuntimeClass.from_object(obj) for obj in classes],
+        [obj["metadata"].get("labels") for obj in classes],
+        [obj["metadata"].get("annotations", {}).get(RETIRING) for obj in classes],
+        [(n["metadata"]["labels"], n["spec"].get("unschedulable", False)) for n in nodes],
+        class_of(plane, "idle"),
+    )
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
+    plane: ControlPlane, way: Way
+) -> None:
+    guest = f"{HYPERVISOR}-17763"
+    add_nodes(
+        plane,
+        windows_node("old-a", BUILD_2019),
+        windows_node("new-a", BUILD_2022, handlers=(PROCESS, guest)),
+    )
+    ours = {"labels": {"app.kubernetes.io/managed-by": "winpod"}, "name": "windows-2019"}
+    plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019) | {"metadata": ours})
+    idle_deployment(plane, "windows-2019")
+    access = read_kubeconfig(plane.kubeconfig)
+    before = all_that_an_upgrade_changes(plane)
+    after: Any = None
+    writes, is_through = 1, False
+    while not is_through:
+        ask(plane, way=str(way), oldNodes="mark", leaveBehind=True)
+        dying = DyingServer(access, writes)
+        is_through = asyncio.run(upgrade_until(dying, NAME, "Done"))
+        asyncio.run(upgrade_until(ApiServer(access), NAME, "Done"))
+        after = after or all_that_an_upgrade_changes(plane)
+        assert all_that_an_upgrade_changes(plane) == after != before, writes
+        ask(plane, way=str(way), oldNodes="mark", leaveBehind=True, undo=True)
+        asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "Undone"))
+        asyncio.run(upgrade_until(ApiServer(access), NAME, "Undone"))
+        assert all_that_an_upgrade_changes(plane) == before, writes
+        plane.request("DELETE", UPGRADE)
+        writes += 2 if way is Way.NEW_CLASS else 4
+    handlers = {one.name: one.handler for one in after[0]}
+    expected = {Way.SAME_CLASS: guest}.get(way, PROCESS)
+    assert handlers["windows-2019"] == expected
+    plane.kubectl("delete", "runtimeclasses,nodes", "--all")
