@@ -57,7 +57,7 @@ def render(
 
     Labels that a class needs and nodes lack are told: the operator sets them, or you do.
     """
-    settings = _settings(config)
+    settings = read_settings_file(config)
     found = _nodes(nodes, kubeconfig, context)
     labelled = [with_labels(n, change_labels(n)) if settings.labels else n for n in found]
     classes = desired_classes(labelled, settings)
@@ -75,7 +75,7 @@ def render(
         print(yaml.safe_dump_all(objects, sort_keys=False, width=1000), end="")
 
 
-def _settings(config: Path | None) -> Settings:
+def read_settings_file(config: Path | None) -> Settings:
     if config is None:
         return Settings()
     try:

@@ -1,0 +1,79 @@
+"""An upgrade's progress on the terminal, until it is over or people have to do something."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+from winpod.cluster.upgrade_progress import BLOCKED, PENDING, RUNNING, is_settled
+from winpod.cluster.upgrade_resource import UPGRADES, Status, WindowsUpgrade
+from winpod.node.api import ApiServer
+from winpod.windows.errors import NotFound, Unavailable
+
+_LOOK_SECONDS = 1.0
+_OPERATOR_SECONDS = 30.0
+
+
+async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
+    """Until it is done, undone, or stopped by something that only people can change."""
+    waited = 0.0
+    with _shown() as show:
+        while True:
+            upgrade = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
+            if upgrade is None:
+                raise NotFound(f"the upgrade {name} was deleted.")
+            status = upgrade.status
+            is_heard = status.observed_generation == upgrade.metadata.generation
+            show(status)
+            if is_heard and (is_settled(upgrade) or status.phase == BLOCKED):
+                return upgrade
+            if not is_heard and waited >= _OPERATOR_SECONDS:
+                raise Unavailable(
+                    f"no operator has taken up the upgrade {name} for {waited:.0f} s.",
+                    "It begins as soon as one runs: winpod operator.",
+                )
+            waited = 0.0 if is_heard else waited + _LOOK_SECONDS
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Status], None]]:
+    """A bar on a terminal, a line for each change elsewhere; both on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines().show
+        return
+    columns = (
+        SpinnerColumn(),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        Elapsed(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("waiting for the operator", total=None)
+
+        def show(status: Status) -> None:
+            done = sum(step.state not in (PENDING, RUNNING) for step in status.steps)
+            told = f"{status.phase}: {status.message}" if status.phase else "waiting"
+            total = len(status.steps) or None
+            bar.update(task, completed=done, total=total, description=told)
+
+        yield show
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, status: Status) -> None:
+        line = f"{status.phase}: {status.message}"
+        if status.phase and line != self._last:
+            print(f"winpod: {line}", file=sys.stderr, flush=True)
+            self._last = line
