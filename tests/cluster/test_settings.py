@@ -1,6 +1,7 @@
 """The operator's settings: what may be written, and the sentence for what may not."""
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Toleration
 
+DOCUMENT = Path(__file__).parents[2] / "docs/runtimeclasses.md"
 EVERYTHING = """
 classes:
   enabled: false
@@ -45,6 +47,11 @@ def test_everything_can_be_written() -> None:
         labels=False,
         admission=Admission(False, False, 60, 2.5, False, ("kube-system", "monitoring")),
     )
+
+
+def test_the_document_shows_the_defaults() -> None:
+    shown = DOCUMENT.read_text().partition("```yaml\n")[2].partition("```")[0]
+    assert read_settings(shown) == Settings()
 
 
 @pytest.mark.parametrize(
