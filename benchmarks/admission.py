@@ -1,0 +1,150 @@
+"""What admission costs a pod: through a real API server, with the image known, and many at once.
+
+Each pod is created twice in turn, where the webhook is asked and in a namespace that is exempt, so
+that both meet the same machine at the same time. The difference is what people pay.
+
+`python -m benchmarks.admission [PODS] [NODES]`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.objects import BUILD_2019, BUILD_2022, linux_node, windows_node
+from tests.e2e.operator_process import NAMESPACE, OperatorProcess, ask_about_pods
+from tests.images.registries import docker_registry
+
+from winpod.cli.main import app
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
+
+PODS, NODES = 1000, 4
+AT_ONCE = 200
+_PATIENCE = 120.0
+_ASKED, _EXEMPT = "apps", NAMESPACE
+
+
+def pod(name: str, image: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "app", "image": image}],
+        },
+    }
+
+
+async def created(api: ApiServer, namespace: str, body: dict[str, Any]) -> tuple[float, str]:
+    """How long it took, and the class that the pod has."""
+    began = time.perf_counter()
+    answer = await api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    seconds = time.perf_counter() - began
+    return seconds, json.loads(answer)["spec"].get("runtimeClassName", "")
+
+
+async def in_turn(api: ApiServer, image: str, pods: int) -> None:
+    times: dict[str, list[float]] = {_ASKED: [], _EXEMPT: []}
+    for number in range(pods):
+        for namespace, taken in times.items():
+            seconds, _ = await created(api, namespace, pod(f"turn-{number}", image))
+            taken.append(seconds * 1000)
+    rows = {"with": times[_ASKED], "without": times[_EXEMPT]}
+    for name, taken in rows.items():
+        print(f"{name:8} webhook  p50 {_p(taken, 50):6.2f} ms  p99 {_p(taken, 99):6.2f} ms")
+    for percent in (50, 99):
+        more = _p(times[_ASKED], percent) - _p(times[_EXEMPT], percent)
+        print(f"admission adds {more:6.2f} ms to the p{percent}")
+
+
+async def at_once(api: ApiServer, image: str) -> None:
+    began = time.perf_counter()
+    made = await asyncio.gather(
+        *(created(api, _ASKED, pod(f"crowd-{number}", image)) for number in range(AT_ONCE))
+    )
+    took = time.perf_counter() - began
+    classed = sum(bool(name) for _, name in made)
+    print(f"{AT_ONCE} at once: {classed} have a class, all after {took:.2f} s")
+
+
+def _p(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def print_own_times(operator: OperatorProcess) -> None:
+    """The webhook's own histogram: the bucket that its ninety-ninth percent fall into."""
+    for family in text_string_to_metric_families(operator.answer("/metrics")[1]):
+        if family.name != "winpod_admission_review_duration_seconds":
+            continue
+        for webhook in ("mutate", "validate"):
+            buckets = [
+                (float(sample.labels["le"]), sample.value)
+                for sample in family.samples
+                if sample.name.endswith("_bucket") and sample.labels["webhook"] == webhook
+            ]
+            total = buckets[-1][1]
+            limit = next(le for le, count in buckets if count >= 0.99 * total)
+            print(f"the webhook itself, {webhook}: {total:.0f} answers, p99 within {limit:g} s")
+
+
+async def measure(
+    plane: ControlPlane, operator: OperatorProcess, image: str, pods: int, nodes: int
+) -> None:
+    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    try:
+        for number in range(nodes):
+            build = BUILD_2022 if number % 2 else BUILD_2019
+            node = windows_node(f"win-{number}", build, room={"pods": "100000"})
+            await api.request("POST", "/api/v1/nodes", node)
+            await api.request(
+                "PUT",
+                f"/api/v1/nodes/win-{number}/status",
+                json.loads(await api.request("GET", f"/api/v1/nodes/win-{number}"))
+                | {"status": node["status"]},
+            )
+        ask_about_pods(plane, operator.webhook_port)
+        deadline = time.monotonic() + _PATIENCE
+        number = 0
+        while not (await created(api, _ASKED, pod(f"first-{number}", image)))[1]:
+            number += 1
+            if time.monotonic() > deadline:
+                sys.exit(f"no pod got a class; see {operator.log}")
+            await asyncio.sleep(1)
+        print(f"{nodes} Windows nodes, {pods} pods", flush=True)
+        await in_turn(api, image, pods)
+        await at_once(api, image)
+        print_own_times(operator)
+    finally:
+        await api.close()
+
+
+def main(pods: int = PODS, nodes: int = NODES) -> None:
+    with tempfile.TemporaryDirectory() as place, docker_registry(Path(place) / "r") as registry:
+        folder = Path(place)
+        (folder / "content").mkdir()
+        (folder / "content/app.txt").write_text("app")
+        image = f"{registry}/app:1"
+        pack = ["image", "pack", str(folder / "content"), "-t", image]
+        app([*pack, "--os-version", "2019", "--os-version", "2022"], standalone_mode=False)
+        quiet = ControlPlane(folder / "plane", scheduler=False, controller_manager=False)
+        with quiet as plane:
+            for namespace in (_ASKED, _EXEMPT):
+                plane.create_namespace(namespace)
+            plane.apply(linux_node("linux"))
+            with OperatorProcess(plane, folder / "operator", "one") as operator:
+                asyncio.run(measure(plane, operator, image, pods, nodes))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]))
