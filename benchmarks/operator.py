@@ -185,7 +185,7 @@ def process(folder: Path, name: str, *command: str) -> Iterator[subprocess.Popen
 
 def operator(folder: Path, plane: ControlPlane) -> Any:
     options = ("--namespace", NAMESPACE, "--address", "127.0.0.1", "--port", "0")
-    more = ("--webhook-port", "0", "--kubeconfig", str(plane.kubeconfig))
+    more = ("--webhook-port", "0", "--page-port", "0", "--kubeconfig", str(plane.kubeconfig))
     return process(folder, "operator", "-m", "winpod", "operator", *options, *more)
 
 
