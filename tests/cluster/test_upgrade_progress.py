@@ -1,0 +1,163 @@
+"""How far an upgrade is, what comes next, and what people are told of it."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from winpod.cluster.upgrade_plan import Do, Step
+from winpod.cluster.upgrade_progress import (
+    is_settled,
+    is_undone_on_failure,
+    next_step,
+    next_to_undo,
+    node_states,
+    with_conditions,
+    with_steps_before,
+)
+from winpod.cluster.upgrade_report import to_json, to_markdown
+from winpod.cluster.upgrade_resource import (
+    CRD,
+    Metadata,
+    NodeRecord,
+    Status,
+    StepRecord,
+    WindowsUpgrade,
+    WorkloadRecord,
+)
+
+SPEC = {"from": "2019", "to": "2022"}
+ORDER = ("add-class", "retire-class", "patch-workload", "cordon", "drain", "verify", "remove-node")
+NOON, LATER = (datetime(2026, 11, 16, hour, tzinfo=UTC) for hour in (12, 13))
+
+
+def steps(*states: str) -> list[StepRecord]:
+    return [StepRecord(do, f"{do}-x", state) for do, state in zip(ORDER, states, strict=False)]
+
+
+def test_the_first_step_that_is_not_done_is_next_and_a_failed_one_is_passed_over() -> None:
+    assert next_step(Status(steps=steps("Done", "Running", "Pending"))) == StepRecord(
+        "retire-class", "retire-class-x", "Running"
+    )
+    assert next_step(Status(steps=steps("Done", "Failed", "Pending"))).do == "patch-workload"  # type: ignore[union-attr]
+    assert next_step(Status(steps=steps("Done", "Failed"))) is None
+
+
+def test_nodes_and_classes_take_pods_again_before_workloads_are_sent_back() -> None:
+    status = Status(steps=steps("Done", "Done", "Done", "Done", "Failed", "Pending", "Pending"))
+    undone = []
+    while step := next_to_undo(status):
+        undone.append(step.do)
+        step.state = "Undone"
+    assert undone == ["cordon", "retire-class", "patch-workload", "add-class"]
+
+
+def test_the_last_of_several_is_undone_first() -> None:
+    status = Status(steps=[StepRecord("cordon", name, "Done") for name in ("a", "b")])
+    assert next_to_undo(status).target == "b"  # type: ignore[union-attr]
+
+
+def test_a_step_that_was_only_begun_is_undone_and_one_that_was_not_is_left_alone() -> None:
+    status = Status(steps=[StepRecord("cordon", "a", "Running"), StepRecord("cordon", "b")])
+    assert next_to_undo(status).target == "a"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("do", list(Do))
+def test_only_what_comes_after_everything_has_moved_is_no_reason_to_undo(do: Do) -> None:
+    late = (Do.MARK_NODE, Do.REMOVE_NODE)
+    assert is_undone_on_failure(StepRecord(do)) == (do not in late)
+
+
+@pytest.mark.parametrize(
+    ("phase", "undo", "settled"),
+    [
+        ("", False, False),
+        ("Running", False, False),
+        ("Blocked", False, False),
+        ("Undoing", True, False),
+        ("Done", False, True),
+        ("Done", True, False),
+        ("Undone", True, True),
+        ("Undone", False, True),
+    ],
+)
+def test_what_is_done_can_still_be_undone(phase: str, undo: bool, settled: bool) -> None:
+    spec = {**SPEC, "undo": undo}
+    assert is_settled(WindowsUpgrade(Metadata("u"), spec, Status(phase))) == settled
+
+
+def test_a_node_is_what_its_last_step_made_of_it() -> None:
+    nodes = [NodeRecord(name, "old", "in use") for name in ("a", "b", "c", "d")]
+    done = [
+        *(StepRecord("cordon", name, "Done") for name in ("a", "b", "c")),
+        *(StepRecord("drain", "a", "Done"), StepRecord("drain", "b", "Running")),
+        StepRecord("remove-node", "a", "Done"),
+    ]
+    states = [node.state for node in node_states(Status(steps=done, nodes=nodes))]
+    assert states == ["removed", "draining", "cordoned", "in use"]
+
+
+def test_steps_that_were_found_later_come_before_the_one_that_found_them() -> None:
+    made = steps("Done", "Done", "Done", "Done", "Running", "Pending")
+    found = with_steps_before(made[4], made, [Step(Do.CORDON, "late"), Step(Do.DRAIN, "late")])
+    assert [(s.do, s.target, s.state) for s in found[4:7]] == [
+        ("cordon", "late", "Pending"),
+        ("drain", "late", "Pending"),
+        ("drain", "drain-x", "Pending"),
+    ]
+
+
+def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:
+    status = Status("Running", "begun")
+    status.conditions = with_conditions(status, NOON)
+    status.phase = "Done"
+    status.conditions = with_conditions(status, LATER)
+    since = {c.type: (c.status, c.last_transition_time) for c in status.conditions}
+    assert since["Complete"] == ("True", "2026-11-16T13:00:00Z")
+    assert since["Progressing"] == ("False", "2026-11-16T13:00:00Z")
+    assert since["Blocked"] == ("False", "2026-11-16T12:00:00Z")
+
+
+WORKLOADS = [
+    WorkloadRecord("Deployment", "shop", "web", 3, "new-image", "runtimeClassName: windows-2022"),
+    WorkloadRecord("Deployment", "shop", "old", 1, "cannot", "", True, ["app has no build 1"]),
+]
+NODES = [NodeRecord("a", "old", "drained"), NodeRecord("n", "new", "in use")]
+
+
+def test_a_manager_reads_who_moves_who_cannot_and_what_is_left_to_do() -> None:
+    told = to_markdown("u", SPEC, Status(nodes=NODES, workloads=WORKLOADS, steps=steps("Pending")))
+    assert told.startswith("# From Windows Server 2019 to Windows Server 2022\n")
+    assert "This is a plan. Nothing was changed. (u)" in told
+    assert "- 2 workloads with 4 pods, on 1 old node; 1 new node to move to." in told
+    assert "- **Deployment shop/web**: 3 pods. Changes to runtimeClassName: windows-2022." in told
+    assert "- **Deployment shop/old**: 1 pod. It stays where it is. App has no build 1." in told
+    assert "- Deployment shop/old keeps its old nodes" in told
+    assert "| a | old | drained |" in told
+    assert "| add-class | add-class-x | Pending |  |" in told
+
+
+def test_a_report_of_the_end_says_how_long_it_took_and_why_it_was_undone() -> None:
+    ended = Status(
+        *("Undone", "what was done was undone: drain a: late", "drain a: late"),
+        started_at="2026-11-16T12:00:00Z",
+        finished_at="2026-11-16T12:03:09Z",
+    )
+    told = to_markdown("u", SPEC, ended)
+    assert "The upgrade was undone. (u)\nWhat was done was undone: drain a: late." in told
+    assert "ended 2026-11-16T12:03:09Z: 3 min 9 s." in told
+
+
+def test_programs_read_the_same_with_the_counts_first() -> None:
+    told = to_json("u", SPEC, Status("Running", nodes=NODES, workloads=WORKLOADS))
+    assert told["summary"] == {"new-image": 1, "hypervisor": 0, "cannot": 1}
+    assert told["staying"] == ["Deployment shop/old"]
+    assert told["status"]["nodes"][0] == {"name": "a", "role": "old", "state": "drained"}
+
+
+def test_the_schema_has_every_field_of_a_status() -> None:
+    schema = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    kinds = {"steps": StepRecord, "nodes": NodeRecord, "workloads": WorkloadRecord}
+    status = schema["status"]["properties"]
+    assert set(status) == set(Status.__struct_encode_fields__)
+    for name, kind in kinds.items():
+        assert set(status[name]["items"]["properties"]) == set(kind.__struct_encode_fields__)
