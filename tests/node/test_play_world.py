@@ -205,6 +205,6 @@ async def test_a_job_runs_to_its_end(tmp_path: Path, layout: Path) -> None:
         await played.apply(job)
         key = Key("Job", "default", "once")
         await played.until(
-            lambda _: played.world.statuses.get(key, {}).get("condition") == "Complete"
+            lambda _: played.world.workloads.statuses.get(key, {}).get("condition") == "Complete"
         )
         assert [one["state"] for one in played.pods().values()] == ["Completed", "Completed"]

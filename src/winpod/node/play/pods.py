@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.labels import DEFAULT_CONTAINER_ANNOTATION
-from winpod.node.play.objects import Document, Key, key_of
+from winpod.node.play.objects import Document, Key, key_of, template_of
 from winpod.node.play.placing import Choice, merged
 from winpod.node.play.pull_secrets import with_pull_secrets
 from winpod.node.play.records import Kept, Records
@@ -140,6 +140,16 @@ def _key(pod: v1.Pod) -> Key:
 def _containers(pod: v1.Pod) -> list[v1.Container]:
     spec = spec_of(pod)
     return [*(spec.initContainers or ()), *spec.containers]
+
+
+def pod_in(document: Document) -> v1.Pod | None:
+    """A pod as an object would make it, if it makes any."""
+    template = template_of(document)
+    if template is None:
+        return None
+    own = {"name": "x", "namespace": key_of(document).namespace}
+    metadata = {**(template.get("metadata") or {}), **own}
+    return typed(v1.Pod, {"metadata": metadata, "spec": template["spec"]})
 
 
 def images_of(pod: v1.Pod) -> list[str]:

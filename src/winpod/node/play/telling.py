@@ -23,7 +23,7 @@ def state(world: World) -> dict[str, Any]:
         "pods": [_pod(world, pod) for pod in world.pods.all()],
         "workloads": [
             {"kind": key.kind, "namespace": key.namespace, "name": key.name, **status}
-            for key, status in sorted(world.statuses.items())
+            for key, status in sorted(world.workloads.statuses.items())
             if world.records.get(key)
         ],
         "services": [_service(world, service) for service in world.publishing.served],
@@ -70,7 +70,7 @@ def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
         "why": choice.why,
         "against": list(choice.lines),
         "advice": list(choice.advice),
-        "unknown": list(choice.unknown),
+        "unknown": [] if _is_ready(status) else list(choice.unknown),
         "trouble": trouble_of(pod),
     }
 
@@ -111,7 +111,7 @@ def whole(world: World, key: Key) -> Document | None:
     uid = document["metadata"].get("uid", "")
     told: Document = {
         "object": document,
-        "status": world.statuses.get(key, {}),
+        "status": world.workloads.statuses.get(key, {}),
         "events": about,
         "pods": [_pod(world, pod) for pod in world.pods.of_owner(uid)],
     }

@@ -11,33 +11,32 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.config import Config
 from winpod.cri.settings import Compute
-from winpod.node.facts import NodeFacts
 from winpod.node.play import controllers, placing
 from winpod.node.play.desired import Change, Desired
 from winpod.node.play.events import Events
 from winpod.node.play.fleet import Fleet
 from winpod.node.play.images import Lookups
 from winpod.node.play.nodes import node_document
-from winpod.node.play.objects import Document, Key, in_order, key_of, template_of
-from winpod.node.play.pods import Pods, images_of
+from winpod.node.play.objects import Document, Key, in_order, key_of
+from winpod.node.play.places import Places
+from winpod.node.play.pods import Pods, images_of, pod_in
 from winpod.node.play.publishing import Publishing, parse_publication
-from winpod.node.play.records import Kept, Records
+from winpod.node.play.records import Records
 from winpod.node.play.source import PlayObjects, typed
-from winpod.node.play.templates import Steps, has_ended, name_of, owner_of, soonest
-from winpod.node.pods import is_deleted, uid_of
-from winpod.node.requests import metadata_of, spec_of
+from winpod.node.play.templates import has_ended, name_of
+from winpod.node.play.workloads import Workloads
+from winpod.node.pods import uid_of
+from winpod.node.requests import metadata_of
 from winpod.node.sources import Kind
-from winpod.windows.errors import InvalidInput, WinpodError
-from winpod.windows.objects import RuntimeClass
+from winpod.windows.errors import WinpodError
 
 _log = logging.getLogger(__name__)
 _WAITING_SECONDS, _LONGEST_SECONDS = 30.0, 3600.0
@@ -83,8 +82,12 @@ class World:
         self.pods = Pods(self.records, self.fleet.give, self._dirty.set)
         self.desired = Desired(self.records, self.pods, root)
         self._images = Lookups(self.records)
-        self.statuses: dict[Key, dict[str, Any]] = {}
-        self._again_at: datetime | None = None
+        self._places = Places(
+            self.records, self.pods, self.fleet, self._images, self.events, config.handlers
+        )
+        self.workloads = Workloads(
+            self.records, self.desired, self.pods, self._places, self.events, self._dirty.set
+        )
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -131,9 +134,9 @@ class World:
             facts = self.fleet.facts([*self.records.of_kind("Node"), *nodes, *asked.documents])
             found: dict[Pull, None] = {}
             for document in asked.documents:
-                if pod := _pod_in(document):
+                if pod := pod_in(document):
                     images = await self._images.of(pod, asked.documents)
-                    classes = self._classes(asked.documents)
+                    classes = self._places.classes(asked.documents)
                     places = placing.possible(pod, facts, classes, images, self._handlers)
                     secrets = tuple(map(json.dumps, self._images.secrets(pod, asked.documents)))
                     for node, handler in places:
@@ -165,12 +168,12 @@ class World:
         """Those that were asked for; where there are none at all, one that fits best."""
         nodes = list(asked.nodes)
         there = [d for d in asked.documents if d["kind"] == "Node"]
-        pods = [pod for document in asked.documents if (pod := _pod_in(document))]
+        pods = [pod for document in asked.documents if (pod := pod_in(document))]
         if nodes or there or self.records.of_kind("Node") or not pods:
             return nodes, []
         images = [await self._images.of(pod, asked.documents) for pod in pods]
         pairs = [(pod.to_dict(), known) for pod, known in zip(pods, images, strict=True)]
-        classes = self._classes(asked.documents)
+        classes = self._places.classes(asked.documents)
         build, good, count = placing.best_build(pairs, classes, self._handlers)
         short = build.release.short_name if build.release else str(build.number)
         fitting = "all pods" if good == count else f"the pods of {good} of {count} objects"
@@ -217,23 +220,17 @@ class World:
     def _patience(self) -> float:
         waiting = any(not choice.node for choice in self.pods.choices.values())
         longest = _WAITING_SECONDS if waiting else _LONGEST_SECONDS
-        if self._again_at is None:
+        if (again_at := self.workloads.again_at) is None:
             return longest
-        return min(longest, max((self._again_at - _now()).total_seconds(), 0.05))
+        return min(longest, max((again_at - datetime.now(UTC)).total_seconds(), 0.05))
 
     async def _round(self) -> None:
-        self._again_at = None
-        self._end_orphans()
-        for kind in controllers.KINDS:
-            for document in self.records.of_kind(kind):
-                await self._step(document)
+        await self.workloads.step()
         if self.is_idle:
             await self._let_nodes_go()
         for document in list(self.pods.replaced()):
             self.pods.add(self.desired.made(document), document)
-        for pod in self.pods.all():
-            if not is_deleted(pod) and not has_ended(pod):
-                await self._place(pod)
+        await self._places.place_all()
         await self.publishing.update(
             [typed(v1.Service, document) for document in self.records.of_kind("Service")],
             self.pods.all(),
@@ -247,120 +244,6 @@ class World:
         await self.fleet.settle((), self.pods)
         self.records.clear()
 
-    def _end_orphans(self) -> None:
-        """Pods and jobs whose owner is not there any more."""
-        owners = self.records.uids()
-        for document in self.records.of_kind("Job"):
-            references = document["metadata"].get("ownerReferences") or ()
-            if any(reference["uid"] not in owners for reference in references):
-                self.records.remove(key_of(document))
-        owners = self.records.uids()
-        for pod in self.pods.all():
-            owner = owner_of(pod)
-            if owner and owner.uid not in owners:
-                self.pods.end(pod)
-
-    async def _step(self, document: Document) -> None:
-        key, uid = key_of(document), document["metadata"]["uid"]
-        around = controllers.Around(
-            now=_now(),
-            taken=[name_of(pod) for pod in self.pods.all()],
-            nodes=await self._daemon_nodes(document) if key.kind == "DaemonSet" else (),
-            jobs=[job for job in self.records.of_kind("Job") if _is_owned(job, uid)],
-            statuses={k.name: s for k, s in self.statuses.items() if k.kind == "Job"},
-            status=self.statuses.get(key) or document.get("status") or {},
-        )
-        try:
-            steps = controllers.next_for(document, self.pods.of_owner(uid), around)
-        except InvalidInput as error:
-            self.events.tell(key, "Warning", "Invalid", str(error))
-            return
-        self._take(key, document, steps)
-
-    async def _daemon_nodes(self, document: Document) -> list[str]:
-        template, pod = template_of(document), _pod_in(document)
-        if template is None or pod is None:
-            return []
-        images = await self._images.of(pod)
-        facts = self.fleet.running()
-        return placing.nodes_for(template, facts, self._classes(), images, self._handlers)
-
-    def _take(self, key: Key, document: Document, steps: Steps) -> None:
-        self.statuses[key] = dict(steps.status or {})
-        if key.kind == "CronJob" and document.get("status") != steps.status:
-            kept = self.records.get(key)
-            status = {"status": dict(steps.status or {})}
-            self.records.put(key, Kept({**document, **status}, kept.applied if kept else None))
-        self._again_at = soonest(self._again_at, steps.again_at)
-        for claim in steps.claims:
-            self.desired.add_claim(claim.to_dict())
-        for name in steps.remove_jobs:
-            self.records.remove(Key("Job", key.namespace, name))
-            self._dirty.set()
-        for job in steps.jobs:
-            made = self.desired.made(job.to_dict())
-            self.records.put(key_of(made), Kept(made))
-            self.events.tell(key, "Normal", "SuccessfulCreate", f"Created job {name_of(job)}")
-        for pod in steps.delete:
-            if not is_deleted(pod):
-                text = f"Deleted pod: {name_of(pod)}"
-                self.events.tell(key, "Normal", "SuccessfulDelete", text)
-                self.pods.end(pod)
-        for pod in steps.create:
-            text = f"Created pod: {name_of(pod)}"
-            self.events.tell(key, "Normal", "SuccessfulCreate", text)
-            self.pods.add(self.desired.made(pod.to_dict()), None)
-
-    async def _place(self, pod: v1.Pod) -> None:
-        uid, node = uid_of(pod), spec_of(pod).nodeName or ""
-        before = self.pods.choices.get(uid)
-        if node and before:
-            return
-        facts = self.fleet.running()
-        others = () if node else [other for other in self.pods.all() if other is not pod]
-        choice = await self._choose(pod, others, facts)
-        if node:
-            choice = placing.Choice(node, choice.handler, choice.why, unknown=choice.unknown)
-            if self.fleet.node_of(pod):
-                self.pods.place(pod, choice)
-        elif choice != before:
-            self.pods.place(pod, choice)
-            self._tell_where(pod, choice, len(facts))
-
-    def _tell_where(self, pod: v1.Pod, choice: placing.Choice, count: int) -> None:
-        key = Key("Pod", metadata_of(pod).namespace or "", name_of(pod))
-        if choice.node:
-            text = f"Successfully assigned {key.namespace}/{key.name} to {choice.node}"
-            self.events.tell(key, "Normal", "Scheduled", text)
-            return
-        reasons = "; ".join(choice.lines) or "there is none"
-        message = f"0/{count} nodes are available: {reasons}."
-        message += f" Advice: {'; '.join(choice.advice)}." if choice.advice else ""
-        condition = v1.PodCondition(
-            type="PodScheduled",
-            status="False",
-            reason="Unschedulable",
-            message=message,
-            lastTransitionTime=_now(),
-        )
-        self.pods.tell(uid_of(pod), v1.PodStatus(phase="Pending", conditions=[condition]))
-        self.events.tell(key, "Warning", "FailedScheduling", message)
-
-    async def _choose(
-        self,
-        pod: v1.Pod,
-        others: Iterable[v1.Pod],
-        facts: Sequence[NodeFacts],
-    ) -> placing.Choice:
-        images = await self._images.of(pod)
-        choice = placing.place(pod, others, facts, self._classes(), images, self._handlers)
-        return replace(choice, unknown=self._images.troubles(pod))
-
-    def _classes(self, documents: Iterable[Document] = ()) -> list[RuntimeClass]:
-        new = [d for d in documents if d["kind"] == "RuntimeClass"]
-        written = {key_of(d): d for d in (*self.records.of_kind("RuntimeClass"), *new)}
-        return [RuntimeClass.from_object(document) for document in written.values()]
-
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         self.pods.tell(uid_of(pod), status)
 
@@ -372,21 +255,3 @@ class World:
 
     async def gone(self, pod: v1.Pod) -> None:
         self.pods.forget(uid_of(pod))
-
-
-def _pod_in(document: Document) -> v1.Pod | None:
-    """A pod as an object would make it, if it makes any."""
-    template = template_of(document)
-    if template is None:
-        return None
-    own = {"name": "x", "namespace": key_of(document).namespace}
-    metadata = {**(template.get("metadata") or {}), **own}
-    return typed(v1.Pod, {"metadata": metadata, "spec": template["spec"]})
-
-
-def _is_owned(document: Document, uid: str) -> bool:
-    return any(r["uid"] == uid for r in document["metadata"].get("ownerReferences") or ())
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
