@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, eventually, is_ready, node
+from tests.e2e.node_process import NodeProcess, events_of, eventually, is_ready, node
 from tests.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
@@ -67,6 +67,10 @@ def _empty(plane: ControlPlane) -> Iterator[None]:
 def using(name: str, runtime_class: str) -> dict[str, Any]:
     spec = {"runtimeClassName": runtime_class, "containers": [{"name": "main", "image": "app"}]}
     return pod(name, "apps", spec)
+
+
+def reasons(plane: ControlPlane, namespace: str, name: str) -> list[str]:
+    return [reason for reason, _ in events_of(plane, namespace, name)]
 
 
 def scheduling(obj: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +143,7 @@ def test_a_class_of_somebody_else_is_left_alone_and_told(
     add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
     eventually(lambda: "windows-2022" in classes(plane))
     eventually(lambda: operator.said("was not made by winpod and is left alone"))
+    eventually(lambda: "ClassNotChanged" in reasons(plane, "default", "windows-2019"))
     assert classes(plane)["windows-2019"]["handler"] == "their-handler"
     plane.kubectl("delete", "node", "old")
     eventually(lambda: "old" not in plane.kubectl("get", "nodes", "-o", "name"))
@@ -216,8 +221,20 @@ def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
     eventually(lambda: "servers-2019" in classes(plane))
     configure(plane, "classes: {name: nothing-in-braces}")
     eventually(lambda: operator.said("classes.name is"))
+    eventually(lambda: "SettingsNotUsed" in reasons(plane, NAMESPACE, "winpod-operator"))
     add_nodes(plane, windows_node("new", BUILD_2022))
     eventually(lambda: "servers-2022" in classes(plane))
+
+
+def test_an_operator_goes_on_after_the_api_server_was_away(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    eventually(lambda: operator.answer("/readyz") == (200, "leads\n"))
+    plane.stop_api_server()
+    time.sleep(2)
+    plane.start_api_server()
+    add_nodes(plane, windows_node("old", BUILD_2019))
+    eventually(lambda: "windows-2019" in classes(plane))
 
 
 def test_the_view_counts_what_is_taken_as_a_fresh_look_at_the_cluster_does(

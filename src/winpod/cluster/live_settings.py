@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lightkube.models import core_v1 as v1
 
@@ -22,15 +22,10 @@ _log = logging.getLogger(__name__)
 class LiveSettings:
     """`problem` is what is wrong with the newest ones, empty where nothing is."""
 
-    def __init__(
-        self,
-        api: ApiServer,
-        namespace: str,
-        on_problem: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, api: ApiServer, namespace: str) -> None:
         self.now = Settings()
         self.problem = ""
-        self._on_problem = on_problem
+        self.namespace = namespace
         self._subscribers: list[asyncio.Event] = []
         self._following = Following(
             api,
@@ -47,7 +42,7 @@ class LiveSettings:
         await self._following.is_known.wait()
 
     def subscribe(self, wake: asyncio.Event | None = None) -> asyncio.Event:
-        """Set whenever they have changed; whoever waits for it clears it."""
+        """Set whenever they have changed, or cannot; whoever waits for it clears it."""
         self._subscribers.append(event := wake or asyncio.Event())
         return event
 
@@ -68,13 +63,13 @@ class LiveSettings:
         try:
             new = read_settings(text)
         except InvalidInput as error:
-            self.problem = f"{CONFIG_MAP}, {CONFIG_KEY}: {error} The settings before it stay."
-            _log.warning("%s", self.problem)
-            self._on_problem(self.problem)
-            return
-        self.problem = ""
-        if new != self.now:
+            self.problem = f"{CONFIG_KEY}: {error} The settings before it stay."
+            _log.warning("the settings cannot be used: %s", self.problem)
+        else:
+            self.problem = ""
+            if new == self.now:
+                return
             self.now = new
             _log.info("the settings have changed")
-            for event in self._subscribers:
-                event.set()
+        for event in self._subscribers:
+            event.set()
