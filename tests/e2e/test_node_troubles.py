@@ -87,13 +87,26 @@ def test_a_status_that_somebody_else_wrote_over_is_told_again(
     with simulated(control_plane, tmp_path, name):
         control_plane.apply(on(name, "web"))
         eventually(lambda: is_pod_ready(control_plane, name, "web"))
-        unready = [{"type": "Ready", "status": "False"}, {"type": "example.test/a", "status": "A"}]
-        patch = json.dumps({"status": {"conditions": unready}})
-        command = ("patch", "pod", "web", "-n", name, "--subresource=status", "-p", patch)
-        assert "web" in control_plane.kubectl(*command)
+        theirs = {"type": "example.test/a", "status": "A"}
+        unready = {"type": "Ready", "status": "False"}
+        _patch_status(control_plane, "pod", "web", unready, theirs, namespace=name)
         eventually(lambda: is_pod_ready(control_plane, name, "web"))
-        theirs = condition(pod(control_plane, name, "web"), "example.test/a")
-        assert theirs["status"] == "A"
+        assert condition(pod(control_plane, name, "web"), "example.test/a")["status"] == "A"
+
+
+def test_a_node_that_was_not_heard_of_says_again_that_it_is_ready(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    name = "unheard"
+    with simulated(control_plane, tmp_path, name) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            time.sleep(21)
+            _patch_status(control_plane, "node", name, {"type": "Ready", "status": "Unknown"})
+            assert not is_ready(control_plane, name)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: is_ready(control_plane, name), within=30)
 
 
 def test_a_watch_whose_place_the_server_forgot_begins_anew_and_loses_nothing(
@@ -407,6 +420,14 @@ def _sandboxes(socket: Path, namespace: str) -> list[str]:
         return [item.id for item in answer.items if item.metadata.namespace == namespace]
 
     return asyncio.run(listed())
+
+
+def _patch_status(
+    cluster: ControlPlane, kind: str, name: str, *conditions: dict[str, str], namespace: str = ""
+) -> None:
+    patch = json.dumps({"status": {"conditions": conditions}})
+    where = ("-n", namespace) if namespace else ()
+    cluster.kubectl("patch", kind, name, *where, "--subresource=status", "-p", patch)
 
 
 def _bound_token(cluster: ControlPlane, namespace: str, secret: str) -> str:

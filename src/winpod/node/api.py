@@ -104,11 +104,25 @@ class ApiServer:
         self.status_turns = asyncio.Semaphore(_STATUSES_AT_ONCE)
         self.event_turns = asyncio.Semaphore(_EVENTS_AT_ONCE)
         self._access = access
+        self._is_back = asyncio.Event()
+        self._is_back.set()
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def url(self) -> str:
         return self._access.url
+
+    async def pause(self, seconds: float) -> bool:
+        """Before the next try; shorter, and True, where a server that was away answers others."""
+        if self._is_back.is_set():
+            await asyncio.sleep(seconds)
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_back.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         if self._session:
@@ -198,12 +212,14 @@ class ApiServer:
                 headers=headers,
                 timeout=limits,
             ) as response:
+                self._is_back.set()
                 if response.status == _UNKNOWN_CLIENT and self._access.read_again():
                     self.reconnect()
                 if response.status >= 400:
                     raise _refusal(response.status, await response.read(), path)
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._is_back.clear()
             what = str(error) or type(error).__name__
             raise Unavailable(
                 f"the API server at {self._access.url} does not answer: {what}."

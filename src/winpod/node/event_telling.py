@@ -59,8 +59,8 @@ class EventTelling:
                         await self._tell(telling)
                     wait = _FIRST_WAIT
                 except Unavailable:
-                    await asyncio.sleep(wait)
-                    wait = min(wait * 2, _LONGEST_WAIT)
+                    is_back = await self._api.pause(wait)
+                    wait = _FIRST_WAIT if is_back else min(wait * 2, _LONGEST_WAIT)
                     continue
                 except WinpodError as error:
                     _log.info("the event %s was not taken: %s", telling.event.reason, error)

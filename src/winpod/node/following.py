@@ -101,10 +101,10 @@ class Following(Generic[T]):
 
     async def _pause(self, error: WinpodError) -> None:
         _log.info("%s is not followed: %s", self._path, error)
-        await asyncio.sleep(self._wait * random.uniform(0.5, 1))  # noqa: S311
+        is_back = await self._api.pause(self._wait * random.uniform(0.5, 1))  # noqa: S311
         if self._wait == _LONGEST_WAIT:
             self._version = ""
-        self._wait = min(self._wait * 2, _LONGEST_WAIT)
+        self._wait = _FIRST_WAIT if is_back else min(self._wait * 2, _LONGEST_WAIT)
 
 
 class Known(Generic[T]):

@@ -1,8 +1,9 @@
 """A node among the cluster's nodes: registered, its status told, its lease renewed.
 
 The lease says every ten seconds that the node lives; the status is told when it changes, and every
-five minutes anyway. What others wrote into the Node object stays as it is. A runtime that is away
-has half a minute to come back before the node says that it is not ready.
+five minutes anyway. What others wrote into the Node object stays as it is, but that a node is not
+ready which was not heard of for a while: that is told again. A runtime that is away has half a
+minute to come back before the node says so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ TELL_AFTER = timedelta(minutes=5)
 _RETRY_SECONDS, _LONGEST_WAIT = 1.0, 30.0
 _ANSWER_SECONDS = 10.0
 _RUNTIME_PATIENCE = 30.0
+_LATE_SECONDS = 2 * RENEW_SECONDS
+_DOUBT_SECONDS = 120.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _NODES = "/api/v1/nodes"
 _log = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ class Registration:
         self._lease: coordination.Lease | None = None
         self._look_now = asyncio.Event()
         self._found: tuple[float, Found] | None = None
+        self._renewed_at = time.monotonic()
+        self._doubted_until = 0.0
 
     def listens_at(self, port: int) -> None:
         """Where the node's own API is, known before it is registered."""
@@ -143,11 +148,11 @@ class Registration:
             self._look_now.clear()
 
     async def _tell_status(self) -> None:
+        await self._hear()
         before = self._node.status if self._node else None
         new = node_status(self._facts, self._machine, await self._find(), before, _now())
         is_time = self._told_at is None or abs(_now() - self._told_at) >= TELL_AFTER
         if not is_time and not is_news(new, self._told_status):
-            await self._hear_of_subnet()
             return
         patch = status_patch(before.to_dict() if before else {}, new.to_dict())
         path = f"{_NODES}/{self._facts.name}/status"
@@ -159,15 +164,20 @@ class Registration:
                 raise
             await self._try_to_register()
 
-    async def _hear_of_subnet(self) -> None:
-        """The cluster gives a node its subnet some time after it got to know the node."""
+    async def _hear(self) -> None:
+        """What the cluster has of the node: it gives it a subnet some time after it got to know it,
+        and says that it is not ready when it did not hear of it for a while."""
         spec = self._node.spec if self._node else None
-        if self._facts.pod_cidr or (spec and spec.podCIDR):
+        has_subnet = self._facts.pod_cidr or (spec and spec.podCIDR)
+        if has_subnet and time.monotonic() > self._doubted_until:
             return
         known = await self._api.get(v1.Node, f"{_NODES}/{self._facts.name}")
-        if known is not None:
-            self._node = known
-            self._told(known)
+        if known is None:
+            return
+        self._node = known
+        self._told(known)
+        if not _agree(self._told_status, known.status):
+            self._told_status = None
 
     def _take(self, node: v1.Node, *, is_fresh: bool = True) -> None:
         self._node = node
@@ -204,11 +214,19 @@ class Registration:
         while True:
             try:
                 await self._renew_lease()
+                self._note_renewal()
                 await asyncio.sleep(RENEW_SECONDS)
             except WinpodError as error:
                 _log.info("the lease of %s is not renewed: %s", self._facts.name, error)
                 self._lease = None
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    def _note_renewal(self) -> None:
+        """One that comes late may be too late: those who wait for it hear of it later still."""
+        now = time.monotonic()
+        if now > self._renewed_at + _LATE_SECONDS:
+            self._doubted_until = now + _DOUBT_SECONDS
+        self._renewed_at = now
 
     async def _renew_lease(self) -> None:
         path = f"{_LEASES}/{self._facts.name}"
@@ -247,6 +265,12 @@ class Registration:
         return [
             OwnerReference(apiVersion="v1", kind="Node", name=self._facts.name, uid=metadata.uid)
         ]
+
+
+def _agree(told: v1.NodeStatus | None, has: v1.NodeStatus | None) -> bool:
+    """Whether conditions are as they were told."""
+    found = {c.type: c.status for c in (has and has.conditions) or ()}
+    return all(found.get(c.type) == c.status for c in (told and told.conditions) or ())
 
 
 def _now() -> datetime:

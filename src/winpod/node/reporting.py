@@ -149,8 +149,8 @@ class ApiReporter:
                 wait = _FIRST_WAIT
             except Unavailable as error:
                 _log.info("the status of %s waits: %s", show(known.pod), error)
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, _LONGEST_WAIT)
+                is_back = await self._api.pause(wait)
+                wait = _FIRST_WAIT if is_back else min(wait * 2, _LONGEST_WAIT)
             except WinpodError as error:
                 _log.warning("the status of %s is not taken: %s", show(known.pod), error)
                 known.is_changed = False
