@@ -6,19 +6,26 @@ Nodes are simulated; the control plane, the scheduler and the controllers are re
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.controlplane.processes import ServerProcess
-from tests.e2e.node_process import NodeProcess, condition, eventually, found, is_ready, node
+from tests.e2e.node_process import (
+    NodeProcess,
+    condition,
+    events_of,
+    eventually,
+    found,
+    is_ready,
+    node,
+)
 from tests.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
@@ -26,10 +33,14 @@ from tests.e2e.objects import (
     PROCESS,
     TAINT,
     add_nodes,
+    pod,
     runtime_class,
     windows_node,
 )
-from tests.e2e.upgrade_process import DyingServer, upgrade_until
+from tests.e2e.operator_process import NAMESPACE as SYSTEM
+from tests.e2e.operator_process import OperatorProcess, ask_about_pods, classes
+from tests.e2e.upgrade_kills import DyingServer, upgrade_until
+from tests.images.registries import home, registry
 
 from winpod.cluster.seen import RETIRING
 from winpod.cluster.upgrade_asked import Way
@@ -38,11 +49,11 @@ from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer
 from winpod.windows.objects import RuntimeClass
 
+__all__ = ["home", "registry"]
+
 NAMESPACE = "shop"
 NAME = "2019-to-2022"
 UPGRADE = f"{UPGRADES}/{NAME}"
-BOTH, OLD = "example.test/both:1", "example.test/old:1"
-IMAGES = {BOTH: ("2019", "2022"), OLD: ("2019",)}
 APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 BUDGET = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/free"
 OLD_CLASS = "/apis/node.k8s.io/v1/runtimeclasses/windows-2019"
@@ -53,22 +64,29 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Of its own, since an upgrade takes every node of a build."""
     with ControlPlane(tmp_path_factory.mktemp("upgrade-plane")) as running:
         running.create_namespace(NAMESPACE)
+        running.create_namespace(SYSTEM)
         running.apply(CRD)
         eventually(lambda: found(running, UPGRADES))
         yield running
 
 
-@pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("images")
-    (directory / "content").mkdir()
-    (directory / "content/app.exe").write_bytes(b"MZ")
-    for name, builds in IMAGES.items():
+@dataclass(frozen=True)
+class Images:
+    both: str
+    old: str
+
+
+@pytest.fixture
+def images(home: Path, registry: str) -> Images:
+    """Of both builds, and of the old one alone; nodes that are simulated pull neither."""
+    (home / "content").mkdir()
+    (home / "content/app.exe").write_bytes(b"MZ")
+    found = Images(f"{registry}/upgrade/both:1", f"{registry}/upgrade/old:1")
+    for name, builds in ((found.both, ("2019", "2022")), (found.old, ("2019",))):
         versions = [argument for build in builds for argument in ("--os-version", build)]
-        into = ("-t", f"oci:{directory}/oci:{name}", *versions)
-        packed = winpod("image", "pack", str(directory / "content"), *into)
+        packed = winpod("image", "pack", str(home / "content"), "-t", name, *versions)
         assert packed.returncode == 0, packed.stderr
-    return directory / "oci"
+    return found
 
 
 def winpod(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,12 +100,11 @@ def winpod(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def cluster_of(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[None]:
-    """Nodes by name, the old class, and nothing of it afterwards."""
+    """Nodes by name, and nothing of them and their workloads afterwards."""
     nodes = [{"name": name, "build": build} for name, build in builds.items()]
     directory.mkdir(exist_ok=True)
     (directory / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
     options = ("--simulated", "--nodes", str(directory / "nodes.yaml"))
-    plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019))
     try:
         with NodeProcess(directory, "--kubeconfig", str(plane.kubeconfig), *options):
             for name in builds:
@@ -103,14 +120,12 @@ def cluster_of(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[
 
 
 @contextmanager
-def upgrading(plane: ControlPlane, layout: Path, log: Path) -> Iterator[ServerProcess]:
-    program = str(Path(__file__).with_name("upgrade_process.py"))
-    command = [sys.executable, program, str(plane.kubeconfig), str(layout)]
-    process = ServerProcess("upgrade", command, log)
-    try:
+def operator(plane: ControlPlane, directory: Path) -> Iterator[OperatorProcess]:
+    """With admission; the classes of the nodes are there."""
+    with OperatorProcess(plane, directory, "one") as process:
+        ask_about_pods(plane, process.webhook_port)
+        eventually(lambda: "windows-2019" in classes(plane))
         yield process
-    finally:
-        process.stop()
 
 
 def deployment(plane: ControlPlane, name: str, image: str, replicas: int = 1, **spec: Any) -> None:
@@ -170,10 +185,9 @@ def ask(plane: ControlPlane, **spec: Any) -> None:
     assert asked.status in (200, 201), asked.message
 
 
-def upgrade(command: str, plane: ControlPlane, layout: Path) -> list[str]:
-    images = ("--layout", str(layout), "--offline", "--patch-workloads")
-    builds = ("--from", "2019", "--to", "2022")
-    return ["upgrade", command, "--kubeconfig", str(plane.kubeconfig), *builds, *images]
+def upgrade(command: str, plane: ControlPlane) -> list[str]:
+    asked = ("--from", "2019", "--to", "2022", "--patch-workloads")
+    return ["upgrade", command, "--kubeconfig", str(plane.kubeconfig), *asked]
 
 
 def status(plane: ControlPlane) -> dict[str, Any]:
@@ -182,6 +196,13 @@ def status(plane: ControlPlane) -> dict[str, Any]:
 
 def phase(plane: ControlPlane) -> str:
     return str(status(plane).get("phase", ""))
+
+
+def refusal(plane: ControlPlane) -> str:
+    """What is said to who wants one more pod of the old class."""
+    spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], **OF_OLD_CLASS}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+    return plane.request("POST", path, pod("late", NAMESPACE, spec)).message
 
 
 def is_cordoned(plane: ControlPlane, name: str) -> bool:
@@ -197,47 +218,53 @@ ON_WINDOWS: dict[str, Any] = {"nodeSelector": {"kubernetes.io/os": "windows"}}
 OF_OLD_CLASS: dict[str, Any] = {"runtimeClassName": "windows-2019"}
 
 
-def test_workloads_move_budgets_hold_and_a_killed_operator_is_followed_by_one_that_finishes(
-    plane: ControlPlane, layout: Path, tmp_path: Path
+def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_comes_back(
+    plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
-    with cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019"}):
-        deployment(plane, "free", BOTH, 2, **ON_WINDOWS)
-        deployment(plane, "classy", BOTH, 2, **OF_OLD_CLASS)
+    with (
+        cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
+        operator(plane, tmp_path / "operator") as process,
+    ):
+        plane.kubectl("cordon", "new-a")
+        deployment(plane, "free", images.both, 2, **ON_WINDOWS)
+        deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
+        plane.kubectl("uncordon", "new-a")
         no_eviction(plane, "free")
-        with cluster_of(plane, tmp_path / "new", **{"new-a": "2022"}):
-            ask(plane, oldNodes="mark")
-            with upgrading(plane, layout, tmp_path / "first.log") as process:
-                eventually(lambda: "disruption budget" in status(plane).get("message", ""))
-                assert nodes_of(plane, "free") == {"old-a"}
-                assert nodes_of(plane, "classy") == {"new-a"}
-                assert "use windows-2022" in retiring(plane)
-                os.killpg(process.pid, signal.SIGKILL)
-            plane.request("DELETE", BUDGET)
-            with upgrading(plane, layout, tmp_path / "second.log"):
-                eventually(lambda: phase(plane) == "Done")
-            assert nodes_of(plane, "free") == nodes_of(plane, "classy") == {"new-a"}
-            assert (ready(plane, "free"), ready(plane, "classy")) == (2, 2)
-            assert class_of(plane, "classy") == "windows-2022"
-            assert is_cordoned(plane, "old-a")
-            assert node(plane, "old-a")["metadata"]["labels"]["winpod.dev/retired-by"] == NAME
-            assert condition(found(plane, UPGRADE), "Complete")["status"] == "True"
-            steps = status(plane)["steps"]
-            assert [step["state"] for step in steps] == ["Done"] * len(steps)
+        ask(plane, oldNodes="mark")
+        eventually(lambda: "disruption budget" in status(plane).get("message", ""))
+        process.kill()
+        assert nodes_of(plane, "free") == {"old-a"}
+        assert nodes_of(plane, "classy") == {"new-a"}
+        assert "use windows-2022" in retiring(plane)
+        plane.request("DELETE", BUDGET)
+        process.start()
+        eventually(lambda: phase(plane) == "Done")
+        assert nodes_of(plane, "free") == nodes_of(plane, "classy") == {"new-a"}
+        assert (ready(plane, "free"), ready(plane, "classy")) == (2, 2)
+        assert class_of(plane, "classy") == "windows-2022"
+        assert is_cordoned(plane, "old-a")
+        assert node(plane, "old-a")["metadata"]["labels"]["winpod.dev/retired-by"] == NAME
+        assert condition(found(plane, UPGRADE), "Complete")["status"] == "True"
+        steps = status(plane)["steps"]
+        assert [step["state"] for step in steps] == ["Done"] * len(steps)
+        eventually(
+            lambda: ("UpgradeDone", "everything has moved") in events_of(plane, "default", NAME)
+        )
 
 
 def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_is_asked_for(
-    plane: ControlPlane, layout: Path, tmp_path: Path
+    plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
     nodes = {"old-a": "2019", "old-b": "2019", "new-a": "2022"}
     with (
         cluster_of(plane, tmp_path / "nodes", **nodes),
-        upgrading(plane, layout, tmp_path / "upgrade.log"),
+        operator(plane, tmp_path / "operator"),
     ):
         plane.kubectl("cordon", "old-b")
-        deployment(plane, "stuck", OLD, 1, **OF_OLD_CLASS)
+        deployment(plane, "stuck", images.old, 1, **OF_OLD_CLASS)
         plane.kubectl("uncordon", "old-b")
-        deployment(plane, "free", BOTH, 2, **OF_OLD_CLASS)
-        planned = winpod(*upgrade("plan", plane, layout), "-o", "json")
+        deployment(plane, "free", images.both, 2, **OF_OLD_CLASS)
+        planned = winpod(*upgrade("plan", plane), "-o", "json")
         assert planned.returncode == 1, planned.stderr
         assert json.loads(planned.stdout)["summary"] == {
             "new-image": 1,
@@ -248,12 +275,16 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         ask(plane)
         eventually(lambda: phase(plane) == "Blocked")
         said = status(plane)["message"]
-        assert f"Deployment shop/stuck: {OLD} has no build 10.0.20348; it has 10.0.17763" in said
+        assert (
+            f"Deployment shop/stuck: {images.old} has no build 10.0.20348; it has 10.0.17763"
+            in said
+        )
         assert "or hypervisor isolation" in said
         drains = {s["target"]: s["state"] for s in status(plane)["steps"] if s["do"] == "drain"}
         assert drains == {"old-b": "Done", "old-a": "Running"}
         assert nodes_of(plane, "stuck") == {"old-a"}
-        done = winpod(*upgrade("apply", plane, layout), "--leave-behind", "--yes")
+        eventually(lambda: "use windows-2022" in refusal(plane))
+        done = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
         assert done.returncode == 0, done.stderr
         assert "Deployment shop/stuck keeps its old nodes" in done.stdout
         assert nodes_of(plane, "stuck") == {"old-a"}
@@ -265,26 +296,25 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         assert not retiring(plane)
         assert class_of(plane, "free") == "windows-2019"
         assert nodes_of(plane, "free") <= {"old-a", "old-b"}
-        assert found(plane, OLD_CLASS.replace("2019", "2022")) == {}
 
 
 def test_a_step_that_takes_too_long_undoes_everything_that_was_done(
-    plane: ControlPlane, layout: Path, tmp_path: Path
+    plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
     nodes = {"old-a": "2019", "new-a": "2022"}
     with (
         cluster_of(plane, tmp_path / "nodes", **nodes),
-        upgrading(plane, layout, tmp_path / "upgrade.log"),
+        operator(plane, tmp_path / "operator"),
     ):
         plane.kubectl("cordon", "new-a")
-        deployment(plane, "classy", BOTH, 2, **OF_OLD_CLASS)
-        deployment(plane, "free", BOTH, 1, **ON_WINDOWS)
+        deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
+        deployment(plane, "free", images.both, 1, **ON_WINDOWS)
         no_eviction(plane, "free")
         ask(plane, patienceSeconds=4)
         eventually(lambda: phase(plane) == "Blocked")
         assert "that is not cordoned to move to" in status(plane)["message"]
         plane.kubectl("uncordon", "new-a")
-        joined = winpod(*upgrade("apply", plane, layout), "--patience", "4", "--yes")
+        joined = winpod(*upgrade("apply", plane), "--patience", "4", "--yes")
         assert joined.returncode == 1, joined.stderr
         assert "The upgrade was undone." in joined.stdout
         assert "disruption budget" in status(plane)["failure"]
@@ -301,7 +331,7 @@ def idle_deployment(plane: ControlPlane, runtime_class_name: str) -> None:
         "metadata": {"labels": {"app": "idle"}},
         "spec": {
             "runtimeClassName": runtime_class_name,
-            "containers": [{"name": "app", "image": BOTH}],
+            "containers": [{"name": "app", "image": "example.test/app:1"}],
         },
     }
     plane.apply(

@@ -22,7 +22,7 @@ from winpod.cluster.upgrade_progress import DONE, is_settled, planned_status
 from winpod.cluster.upgrade_report import to_json, to_markdown
 from winpod.cluster.upgrade_resource import UPGRADES, Metadata, Status, WindowsUpgrade
 from winpod.cluster.upgrade_steps import MERGE
-from winpod.cluster.upgrade_survey import Survey, certain_images
+from winpod.cluster.upgrade_survey import Survey, asking
 from winpod.images.source import ImageSources
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer, Refused
@@ -229,7 +229,7 @@ async def _plan(
     settings = read_settings_file(config)
     sources = ImageSources(layouts=layouts or (), offline=offline, sizes=False)
     async with _server(kubeconfig) as api, sources:
-        survey = Survey(api, lambda: settings, certain_images(sources))
+        survey = Survey(api, lambda: settings, asking(sources))
         return plan_upgrade(asked, await survey.scene(asked))
 
 

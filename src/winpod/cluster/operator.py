@@ -27,6 +27,8 @@ from winpod.cluster.page.page import Page, Sights
 from winpod.cluster.page.state import RefusedPod
 from winpod.cluster.reconciling import Reconciling
 from winpod.cluster.telling import Telling, refused
+from winpod.cluster.upgrade import Upgrades
+from winpod.cluster.upgrade_survey import Survey, keeping
 from winpod.cluster.view import View
 from winpod.cluster.webhook_server import Listening, WebhookServer
 from winpod.node.access import Access
@@ -81,6 +83,8 @@ class Operator:
         self._judging = Judging(
             self._view, self._admission.images, self._tell, lambda: self._leading.is_leader
         )
+        survey = Survey(self._api, lambda: self._settings.now, keeping(self._admission.images))
+        self._upgrades = Upgrades(self._api, survey, self._tell)
         self._happenings = Happenings(self._api)
         self._numbers.register(
             ClusterMetrics(
@@ -106,6 +110,7 @@ class Operator:
         ]
         self._when_leading: list[Part] = [
             ("classes and labels", self._classes.run),
+            ("upgrades", self._upgrades.run),
         ]
         self._routes: list[web.RouteDef] = [
             *health_routes(self._view, self._leading),

@@ -17,6 +17,7 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.cluster.classes import desired_classes
+from winpod.cluster.looking_up import Images
 from winpod.cluster.node_labels import change_labels, with_labels
 from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.seen import Condition, PodObject, PodStatus, SeenPod, Templates
@@ -43,6 +44,7 @@ WORKLOADS = {
     "Job": "/apis/batch/v1",
     "CronJob": "/apis/batch/v1",
 }
+_LOOKUP_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 _COUNTED = ("ReplicationController", "Deployment", "StatefulSet", "ReplicaSet")
 
@@ -239,8 +241,8 @@ def _seen(pod: SeenPod, is_ready: bool) -> WorkloadPod:
     )
 
 
-def certain_images(sources: ImageSources) -> LookUp:
-    """What a tag lets one guess is not enough to move a workload by."""
+def asking(sources: ImageSources) -> LookUp:
+    """Each image of this look once. What a tag lets one guess is not enough to move anybody by."""
 
     async def look_up(text: str, secrets: Sequence[Mapping[str, Any]]) -> Image | None:
         try:
@@ -248,5 +250,15 @@ def certain_images(sources: ImageSources) -> LookUp:
         except WinpodError as error:
             _log.warning("%s", error)
             return None
+
+    return look_up
+
+
+def keeping(images: Images) -> LookUp:
+    """What the operator knows already, else what it finds out within its time."""
+
+    async def look_up(text: str, secrets: Sequence[Mapping[str, Any]]) -> Image | None:
+        found = await images.describe(text, secrets, _LOOKUP_SECONDS)
+        return found.image if found.is_certain else None
 
     return look_up

@@ -1,27 +1,14 @@
-"""Upgrades as a process of a test, given a kubeconfig and a layout; it may be killed in between."""
+"""Upgrades in the process of a test, which die at a write of their own, as if killed there."""
 
 import asyncio
-import logging
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from winpod.cluster.settings import Settings
-from winpod.cluster.telling import Telling
 from winpod.cluster.upgrade import Upgrades
 from winpod.cluster.upgrade_resource import UPGRADES, WindowsUpgrade
-from winpod.cluster.upgrade_survey import Survey, certain_images
-from winpod.images.source import ImageSources
-from winpod.node.access import Access, read_kubeconfig
+from winpod.cluster.upgrade_survey import Survey
+from winpod.node.access import Access
 from winpod.node.api import ApiServer
-
-
-async def upgrade_for_good(kubeconfig: Path, layout: Path) -> None:
-    api = ApiServer(read_kubeconfig(kubeconfig))
-    telling = Telling(api, "test")
-    async with ImageSources(layouts=[layout], offline=True, sizes=False) as sources:
-        survey = Survey(api, Settings, certain_images(sources))
-        await asyncio.gather(telling.run(), Upgrades(api, survey, telling.tell).run())
 
 
 class DyingServer(ApiServer):
@@ -77,8 +64,3 @@ async def upgrade_until(api: ApiServer, name: str, *phases: str) -> bool:
         coming.cancel()
         await asyncio.gather(working, coming, return_exceptions=True)
         await api.close()
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(upgrade_for_good(Path(sys.argv[1]), Path(sys.argv[2])))
