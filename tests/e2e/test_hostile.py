@@ -16,6 +16,7 @@ from tests.e2e.runtime_process import RuntimeProcess
 
 from winpod.compute.resources import PIDS
 from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import RemoteError
 from winpod.images.base import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -105,6 +106,14 @@ async def test_who_takes_all_memory_is_killed_and_it_is_said_why(runtime: Runtim
     assert seen.reason == "OOMKilled"
     assert seen.exit_code == 137
     assert "memory limit" in seen.message
+
+
+async def test_a_memory_limit_that_windows_itself_exceeds_is_refused_in_a_sentence(
+    runtime: RuntimeProcess,
+) -> None:
+    limited = windows(memory_limit_in_bytes=32 << 20)
+    with pytest.raises(RemoteError, match=r"of 32 MiB is less than .* uses already, \d\d MiB"):
+        await runtime.create(await runtime.run_pod(), "memory", windows=limited)
 
 
 async def test_who_fills_the_disk_fills_its_own(runtime: RuntimeProcess) -> None:

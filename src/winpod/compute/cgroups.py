@@ -8,6 +8,7 @@ that the machine has no controller for is left out.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from winpod.compute.errors import MemoryInUse
 from winpod.compute.resources import Enforced
 
 PARENT = "winpod"
@@ -42,8 +44,14 @@ def set_limits(name: str, limits: Enforced, device: str = "") -> None:
     """`device` is the `major:minor` of the disk that the container writes to."""
     for controller, file, text in _writes(limits, device):
         place = _folder(controller, name) / file
-        if place.exists():
-            place.write_text(text)
+        try:
+            if place.exists():
+                place.write_text(text)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            used = read_usage(name).memory_bytes
+            raise MemoryInUse(limits.memory_bytes or MEMORY, used) from None
 
 
 def remove_group(name: str) -> None:

@@ -43,6 +43,19 @@ class ShellFailed(WinpodError):
         super().__init__(f"the container's Windows did not start: {said or 'it said nothing'}.")
 
 
+class MemoryInUse(WinpodError):
+    """A container is to have less memory than it uses."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, limit: int, used: int) -> None:
+        super().__init__(
+            f"the memory limit of {limit >> 20} MiB is less than what the container's Windows uses "
+            f"already, {used >> 20} MiB.",
+            "Give it more: 64 MiB are enough for a small program.",
+        )
+
+
 class StartRefused(WinpodError):
     """Windows did not start the program; the sentence is its own."""
 
