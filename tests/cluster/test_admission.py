@@ -1,12 +1,19 @@
 """What is decided about a pod: by tables of clusters, images and what authors wrote."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
-from winpod.cluster.admission import Decision, Fate, decide, decide_template, stated_os
+from winpod.cluster.admission import (
+    Decision,
+    Fate,
+    decide,
+    decide_template,
+    fill_in,
+    stated_os,
+)
 from winpod.cluster.looking_up import Found
 from winpod.cluster.node_labels import handler_label
 from winpod.cluster.settings import Admission, Settings
@@ -90,6 +97,16 @@ def pod(*images: str, metadata: Mapping[str, Any] | None = None, **spec: Any) ->
     }
 
 
+@dataclass(frozen=True)
+class Decided(Decision):
+    """With what is added to the pod."""
+
+    patches: tuple[Mapping[str, Any], ...] = ()
+
+
+UNTOUCHED = Decided()
+
+
 def decided(
     obj: Mapping[str, Any],
     found: Found | Mapping[str, Found],
@@ -98,13 +115,15 @@ def decided(
     classes: tuple[RuntimeClass, ...] = CLASSES,
     settings: Settings = DEFAULT,
     retiring: Mapping[str, str] | None = None,
-) -> Decision:
+) -> Decided:
     looked = found if isinstance(found, Mapping) else {"app:1": found}
-    return decide(obj, Cluster(nodes, classes), looked, settings, retiring or {})
+    question = (obj, Cluster(nodes, classes), looked, settings, retiring or {})
+    decision = decide(*question)
+    return Decided(decision.fate, decision.warnings, decision.refusal, fill_in(*question))
 
 
-def patched(decision: Decision) -> dict[str, Any]:
-    return {patch["path"]: patch["value"] for patch in decision.patches}
+def patched(decided: Decided) -> dict[str, Any]:
+    return {patch["path"]: patch["value"] for patch in decided.patches}
 
 
 WINDOWS: dict[str, Any] = {"os": {"name": "windows"}}
@@ -140,7 +159,7 @@ class TestWhichPodsAreLookedAt:
     def test_pods_that_are_not_for_windows_pass_untouched(
         self, spec: dict[str, Any], found: Found
     ) -> None:
-        assert decided(pod(**spec), found) == Decision()
+        assert decided(pod(**spec), found) == UNTOUCHED
 
     def test_a_linux_pod_whose_image_nobody_knows_passes_even_when_failing_closed(self) -> None:
         closed = Settings(admission=Admission(fail_open=False))
@@ -151,11 +170,11 @@ class TestWhichPodsAreLookedAt:
 
     def test_a_pod_of_a_node_itself_passes_untouched(self) -> None:
         mirror = {"annotations": {"kubernetes.io/config.mirror": "x"}}
-        assert decided(pod(metadata=mirror, **WINDOWS), image("linux")) == Decision()
+        assert decided(pod(metadata=mirror, **WINDOWS), image("linux")) == UNTOUCHED
 
     def test_what_the_api_server_will_refuse_is_left_to_it(self) -> None:
         broken = pod(nodeSelector={OS: 3})
-        assert decided(broken, image("2019")) == Decision()
+        assert decided(broken, image("2019")) == UNTOUCHED
 
     def test_an_image_for_windows_only_makes_a_windows_pod(self) -> None:
         assert patched(decided(pod(), image("2022"))) == {"/spec/runtimeClassName": "windows-2022"}
@@ -267,7 +286,7 @@ class TestWhatTheAuthorWrote:
     def test_a_class_that_is_named_stays(self) -> None:
         for name in ("windows-2019", "windows-2019-hyperv"):
             decision = decided(pod(runtimeClassName=name), image("2019", "2022"))
-            assert decision == Decision(Fate.RUNS)
+            assert decision == Decided(Fate.RUNS)
 
     @pytest.mark.parametrize(
         ("spec", "found", "sides"),
@@ -536,7 +555,6 @@ class TestTemplates:
     def test_whose_pods_no_node_runs_are_warned_about_and_never_refused(self, kind: str) -> None:
         decision = self.decided(self.template(kind, **SELECTED), image("2025"))
         assert decision.refusal == ""
-        assert decision.patches == ()
         assert decision.warnings[0].startswith(f"pods of this {kind} will be refused: no node")
 
     @pytest.mark.parametrize("kind", [k for k in KINDS if k != "DaemonSet"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from winpod.cluster.admission_patches import patches_for
+from winpod.cluster.admission_patches import Patch, patches_for
 from winpod.cluster.choosing import Choice, as_written, choose, may_come, only_has_to_wait
 from winpod.cluster.contradictions import find_contradiction
 from winpod.cluster.looking_up import Found
@@ -47,10 +47,9 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`patches` are of JSON Patch; a pod with a `refusal` is not let in."""
+    """A pod with a `refusal` is not let in."""
 
     fate: Fate = Fate.NOT_WINDOWS
-    patches: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
 
@@ -93,6 +92,45 @@ def stated_os(pod: Pod, cluster: Cluster) -> str:
     return intended_os(pod, cluster.classes, {}, cluster.handlers)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A pod as its author wrote it, and what is known of its images; `images` has guesses too."""
+
+    pod: Pod
+    os: str
+    certain: Images
+    images: Images
+    problems: tuple[str, ...]
+
+
+def _read_question(pod: Pod, cluster: Cluster, looked: Looked) -> _Asked:
+    pod = as_written(pod, cluster.classes)
+    certain = {text: f.image for text, f in looked.items() if f.image and f.is_certain}
+    return _Asked(
+        pod,
+        intended_os(pod, cluster.classes, certain, cluster.handlers),
+        certain,
+        {text: f.image for text, f in looked.items() if f.image},
+        tuple(dict.fromkeys(f.problem for f in looked.values() if f.problem)),
+    )
+
+
+def fill_in(
+    obj: Mapping[str, Any],
+    cluster: Cluster,
+    looked: Looked,
+    settings: Settings,
+    retiring: Mapping[str, str],
+) -> tuple[Patch, ...]:
+    """What the author of a Pod object left open, as JSON Patch; `decide` is about the result."""
+    pod = read_pod(obj)
+    asked = _read_question(pod, cluster, looked) if pod else None
+    if asked is None or asked.os != "windows":
+        return ()
+    choice = choose(asked.pod, cluster, asked.images, settings, retiring)
+    return patches_for(obj, choice, asked.problems)
+
+
 def decide(
     obj: Mapping[str, Any],
     cluster: Cluster,
@@ -122,7 +160,7 @@ def decide_template(
     decision = _decide(template, (*path, "spec"), pod, cluster, looked, settings, retiring)
     refused = f"pods of this {obj['kind']} will be refused: {decision.refusal}"
     told = (refused, *decision.warnings) if decision.refusal else decision.warnings
-    return replace(decision, patches=(), warnings=told, refusal="")
+    return replace(decision, warnings=told, refusal="")
 
 
 def _decide(
@@ -134,36 +172,28 @@ def _decide(
     settings: Settings,
     retiring: Mapping[str, str],
 ) -> Decision:
-    pod = as_written(pod, cluster.classes)
-    certain = {text: f.image for text, f in looked.items() if f.image and f.is_certain}
-    unknown = tuple(dict.fromkeys(f.problem for f in looked.values() if f.problem))
-    contradiction = find_contradiction(pod, cluster, certain)
-    if contradiction:
+    asked = _read_question(pod, cluster, looked)
+    problems = asked.problems
+    if contradiction := find_contradiction(asked.pod, cluster, asked.certain):
         return Decision(Fate.CONTRADICTS, refusal=contradiction)
-    if intended_os(pod, cluster.classes, certain, cluster.handlers) != "windows":
-        return Decision(warnings=tuple(f"winpod has not looked at this: {u}" for u in unknown))
+    if asked.os != "windows":
+        return Decision(warnings=tuple(f"this was not looked at: {one}" for one in problems))
     if sentence := retiring.get(pod.runtime_class):
         return Decision(Fate.RETIRED, refusal=_retired(pod.runtime_class, sentence))
-    if unknown and not settings.admission.fail_open:
-        return Decision(Fate.UNKNOWN, refusal=_unchecked(unknown))
-    images: Images = {text: f.image for text, f in looked.items() if f.image}
-    choice = choose(pod, cluster, images, settings, retiring)
-    answer = judge(choice, cluster, images, retiring)
+    if problems and not settings.admission.fail_open:
+        return Decision(Fate.UNKNOWN, refusal=_unchecked(problems))
+    choice = choose(asked.pod, cluster, asked.images, settings, retiring)
+    answer = judge(choice, cluster, asked.images, retiring)
     may_refuse = settings.admission.refuse_unplaceable or answer.fate is Fate.RETIRED
-    is_fatal = answer.is_fatal and may_refuse and not unknown
-    patches = () if is_fatal else patches_for(obj, choice, unknown)
-    is_told = not is_fatal and not (unknown and answer.fate is Fate.UNKNOWN)
+    if answer.is_fatal and may_refuse and not problems:
+        return Decision(answer.fate, refusal=answer.sentence)
+    is_told = answer.sentence and not (problems and answer.fate is Fate.UNKNOWN)
     warnings = (
-        *((_unchecked(unknown),) if unknown else ()),
-        *((answer.sentence,) if answer.sentence and is_told else ()),
+        *((_unchecked(problems),) if problems else ()),
+        *((answer.sentence,) if is_told else ()),
         *_field_warnings(obj, spec_path, choice.placement),
     )
-    return Decision(
-        Fate.UNKNOWN if unknown else answer.fate,
-        patches,
-        warnings[:_MOST_WARNINGS],
-        answer.sentence if is_fatal else "",
-    )
+    return Decision(Fate.UNKNOWN if problems else answer.fate, warnings[:_MOST_WARNINGS])
 
 
 def _retired(name: str, sentence: str) -> str:

@@ -106,7 +106,8 @@ class Judging:
             key = _key(pod)
             images = self._found.get(key, _NOTHING)
             shape = shapes.get(pod.node, pod.node)
-            alike = (id(pod.template), shape, pod.phase, id(images))
+            known_images = tuple(id(images.get(text)) for text in pod.template.images)
+            alike = (id(pod.template), shape, pod.phase, known_images)
             if alike not in known:
                 known[alike] = judge_pod(pod, cluster, nodes, images)
             yield key, known[alike]

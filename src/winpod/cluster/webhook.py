@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +26,7 @@ from winpod.cluster.admission import (
     Looked,
     decide,
     decide_template,
+    fill_in,
     read_pod,
     read_template,
     stated_os,
@@ -57,6 +58,11 @@ class _Request(msgspec.Struct, rename="camel"):
 
 class _Review(msgspec.Struct):
     request: _Request
+
+
+_Answer = tuple[str, dict[str, Any]]
+"""What became of it, and the response."""
+_UNTOUCHED: _Answer = ("untouched", {"allowed": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +107,19 @@ class Webhook:
 
     async def _mutate(self, request: web.Request) -> web.Response:
         """What is added to a pod. What is to be said about it is said when it is complete."""
-        return await self._answered(request, "mutate", self._decide_pod, _patched)
+        return await self._answered(request, "mutate", self._fill_in)
 
     async def _validate(self, request: web.Request) -> web.Response:
-        return await self._answered(request, "validate", self._decide_pod, self._judged)
+        return await self._answered(request, "validate", self._decide_pod)
 
     async def _warn(self, request: web.Request) -> web.Response:
-        return await self._answered(request, "workload", self._decide_workload, self._judged)
+        return await self._answered(request, "workload", self._decide_workload)
 
     async def _answered(
         self,
         request: web.Request,
         webhook: str,
-        decision_on: Callable[[_Request, float], Any],
-        answer: Callable[[_Request, Decision], dict[str, Any]],
+        answer: Callable[[_Request, float], Awaitable[_Answer]],
     ) -> web.Response:
         began = time.perf_counter()
         outcome = "error"
@@ -122,9 +127,8 @@ class Webhook:
             if not self._view.is_known:
                 return web.Response(status=503, text="the cluster is not known yet\n")
             review = msgspec.json.decode(await request.read(), type=_Review).request
-            decision: Decision = await decision_on(review, self._budget(request))
-            outcome = decision.fate
-            body = msgspec.json.encode(_as_review(answer(review, decision) | {"uid": review.uid}))
+            outcome, response = await answer(review, self._budget(request))
+            body = msgspec.json.encode(_as_review(response | {"uid": review.uid}))
             return web.Response(body=body, content_type="application/json")
         except msgspec.ValidationError as error:
             return web.Response(status=400, text=f"this is no AdmissionReview: {error}\n")
@@ -139,25 +143,42 @@ class Webhook:
             return wanted
         return max(_LEAST_SECONDS, min(wanted, int(patience[1]) - _SPARE_SECONDS))
 
-    async def _decide_pod(self, review: _Request, budget: float) -> Decision:
+    async def _fill_in(self, review: _Request, budget: float) -> _Answer:
+        looked = await self._look_up_pod(review, budget)
+        if review.object is None or looked is None:
+            return _UNTOUCHED
+        cluster, retiring = self._view.cluster(), self._view.retiring()
+        patches = fill_in(review.object, cluster, looked, self._settings(), retiring)
+        if not patches:
+            return _UNTOUCHED
+        patch = base64.b64encode(msgspec.json.encode(patches)).decode()
+        return "filled-in", {"allowed": True, "patchType": "JSONPatch", "patch": patch}
+
+    async def _decide_pod(self, review: _Request, budget: float) -> _Answer:
+        looked = await self._look_up_pod(review, budget)
+        if review.object is None or looked is None:
+            return _UNTOUCHED
+        cluster, retiring = self._view.cluster(), self._view.retiring()
+        decision = decide(review.object, cluster, looked, self._settings(), retiring)
+        return self._judged(review, decision)
+
+    async def _look_up_pod(self, review: _Request, budget: float) -> Looked | None:
+        """None for a pod that is not ours to judge."""
         obj = review.object
         pod = read_pod(obj) if obj and self._is_ours(review.namespace) else None
-        if obj is None or pod is None:
-            return Decision()
-        looked = await self._look_up(pod, review.namespace, "", budget)
-        cluster, retiring = self._view.cluster(), self._view.retiring()
-        return decide(obj, cluster, looked, self._settings(), retiring)
+        return await self._look_up(pod, review.namespace, "", budget) if pod else None
 
-    async def _decide_workload(self, review: _Request, budget: float) -> Decision:
+    async def _decide_workload(self, review: _Request, budget: float) -> _Answer:
         obj = review.object
         found = read_template(obj) if obj and self._is_ours(review.namespace) else None
         if obj is None or found is None or _is_owned(obj) or _is_same(found, review.old_object):
-            return Decision()
+            return _UNTOUCHED
         template, _, pod = found
         account = template["spec"].get("serviceAccountName") or "default"
         looked = await self._look_up(pod, review.namespace, account, budget)
         cluster, retiring = self._view.cluster(), self._view.retiring()
-        return decide_template(obj, cluster, looked, self._settings(), retiring)
+        decision = decide_template(obj, cluster, looked, self._settings(), retiring)
+        return self._judged(review, decision)
 
     def _is_ours(self, namespace: str) -> bool:
         admission = self._settings().admission
@@ -181,7 +202,7 @@ class Webhook:
         )
         return dict(zip(pod.images, found, strict=True))
 
-    def _judged(self, review: _Request, decision: Decision) -> dict[str, Any]:
+    def _judged(self, review: _Request, decision: Decision) -> _Answer:
         answer: dict[str, Any] = {"allowed": not decision.refusal}
         if decision.refusal:
             answer["status"] = {"code": _FORBIDDEN, "message": decision.refusal}
@@ -189,7 +210,7 @@ class Webhook:
                 self._remember(review, decision)
         if decision.warnings:
             answer["warnings"] = [f"winpod: {warning}" for warning in decision.warnings]
-        return answer
+        return decision.fate, answer
 
     def _remember(self, review: _Request, decision: Decision) -> None:
         metadata = (review.object or {}).get("metadata") or {}
@@ -202,13 +223,6 @@ class Webhook:
 
 def _as_review(response: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
-
-
-def _patched(_: _Request, decision: Decision) -> dict[str, Any]:
-    if not decision.patches:
-        return {"allowed": True}
-    patch = base64.b64encode(msgspec.json.encode(decision.patches)).decode()
-    return {"allowed": True, "patchType": "JSONPatch", "patch": patch}
 
 
 def _is_owned(obj: Mapping[str, Any]) -> bool:
