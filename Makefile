@@ -65,6 +65,7 @@ bench: $(READY)
 	unshare --net $(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.nodes
+	$(BIN)/python -m benchmarks.operator
 	unshare --net $(BIN)/python -m benchmarks.pods
 
 docs: $(READY)
