@@ -112,8 +112,9 @@ def test_thresholds_are_read_as_a_kubelet_reads_them() -> None:
 
 
 def test_images_go_when_the_disk_is_full_the_longest_unused_first() -> None:
-    assert too_much(Room(16, 100)) == 0
-    assert too_much(Room(10, 100)) == 10
+    assert too_much(Room(16, 100), Thresholds()) == 0
+    assert too_much(Room(10, 100), Thresholds()) == 10
+    assert too_much(Room(0, 0), Thresholds()) == 0
 
     def image(name: str, minutes: int, age: int = 60) -> ImageUse:
         found = NOW - timedelta(minutes=age)

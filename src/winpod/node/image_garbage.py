@@ -11,8 +11,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.node.eviction import Room
 from winpod.node.means import Means
 from winpod.node.measuring import room_at
-
-HIGH, LOW = 0.85, 0.80
+from winpod.node.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +22,12 @@ class ImageUse:
     found_at: datetime
 
 
-def too_much(disk: Room) -> int:
+def too_much(disk: Room, thresholds: Thresholds) -> int:
     """How many bytes have to go; none while the disk is not full."""
     used = disk.size - disk.available
-    return int(used - disk.size * LOW) if disk.size and used > disk.size * HIGH else 0
+    if used <= disk.size * thresholds.image_high:
+        return 0
+    return int(used - disk.size * thresholds.image_low)
 
 
 def to_remove(
@@ -53,13 +54,12 @@ class ImageGarbage:
 
     async def collect(self, *, under_pressure: bool = False) -> int:
         """How many images were removed; under pressure all that nobody uses."""
-        unused = await self._unused()
+        unused, thresholds = await self._unused(), self.means.facts.thresholds
         if under_pressure:
             wanted = sum(image.size for image in unused)
         else:
-            wanted = too_much(await self._disk())
-        young = self.means.facts.thresholds.image_age
-        going = to_remove(unused, wanted, self.means.clock(), young)
+            wanted = too_much(await self._disk(), thresholds)
+        going = to_remove(unused, wanted, self.means.clock(), thresholds.image_age)
         for id_ in going:
             request = api.RemoveImageRequest(image=api.ImageSpec(image=id_))
             await self.means.call("RemoveImage", request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 
@@ -26,14 +27,16 @@ class Readiness:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._good_until = 0.0
+        self._turn = asyncio.Lock()
 
     async def trouble(self) -> str:
-        """Empty where pods can be connected."""
-        if time.monotonic() < self._good_until:
-            return ""
-        answer = await call_in_time(self._client, "Status", api.StatusRequest())
-        of_network = (c for c in answer.status.conditions if c.type == NETWORK)
-        trouble = next(troubles(of_network), "")
-        if not trouble:
-            self._good_until = time.monotonic() + _KEPT_SECONDS
-        return trouble
+        """Empty where pods can be connected. Many that begin at once ask once."""
+        async with self._turn:
+            if time.monotonic() < self._good_until:
+                return ""
+            answer = await call_in_time(self._client, "Status", api.StatusRequest())
+            of_network = (c for c in answer.status.conditions if c.type == NETWORK)
+            trouble = next(troubles(of_network), "")
+            if not trouble:
+                self._good_until = time.monotonic() + _KEPT_SECONDS
+            return trouble

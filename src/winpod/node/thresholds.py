@@ -33,13 +33,18 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """`hold` is how long a pressure is told after it was seen last; images younger than
-    `image_age` are left alone."""
+    """`hold` is how long a pressure is told after it was seen last.
+
+    Images that nobody uses go also without pressure: from when so much of their disk is used as
+    `image_high` says, until it is only `image_low`; those younger than `image_age` stay.
+    """
 
     memory: Bound = Bound(500 * 1024**2)
     node_disk: Bound = Bound(share=Decimal("0.10"))
     image_disk: Bound = Bound(share=Decimal("0.15"))
     hold: timedelta = timedelta(minutes=5)
+    image_high: Decimal = Decimal("0.85")
+    image_low: Decimal = Decimal("0.80")
     image_age: timedelta = timedelta(minutes=2)
 
 

@@ -17,14 +17,23 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.cri.serving import Serving
 from winpod.node.engine import Engine
-from winpod.node.facts import NodeFacts, Reserved, Share
+from winpod.node.facts import MIB, NodeFacts, Reserved, Share
 from winpod.node.play.objects import Document
 from winpod.node.settings import this_machine
 from winpod.node.sources import Objects, Reporter
+from winpod.node.thresholds import Bound, Thresholds
 from winpod.node.volumes import Volumes
 from winpod.windows.builds import Build, parse_build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node
+
+_THRESHOLDS = Thresholds(
+    memory=Bound(100 * MIB),
+    node_disk=Bound(1024 * MIB),
+    image_disk=Bound(1024 * MIB),
+    image_high=Decimal(1),
+)
+"""The machine is somebody's own: how full its disk is, is theirs to say."""
 
 
 def nodes_directory(root: Path) -> Path:
@@ -71,6 +80,7 @@ def facts_of(document: Document, root: Path, count: int, *, dns: str, simulated:
         memory_bytes=memory,
         disk_bytes=disk,
         reserved=Reserved(system=_rest(cpus, memory, disk, count), eviction=Share()),
+        thresholds=_THRESHOLDS,
         labels={key: value for key, value in node.labels if key not in own},
         taints=node.taints,
         internal_ip="127.0.0.1",
