@@ -3,11 +3,14 @@
 Pods name no class unless a test says so. The Windows nodes are simulated, and run what they get.
 """
 
+import asyncio
 import base64
 import hashlib
+import http.client
 import http.server
 import json
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -46,6 +49,9 @@ from tests.e2e.operator_process import (
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cli.main import app
+from winpod.cluster.webhook_secret import shared_certificates
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
 
 __all__ = ["basic_registry", "home", "registry"]
 
@@ -493,6 +499,40 @@ def test_system_namespaces_are_left_alone(plane: ControlPlane, home: Path, regis
     system["metadata"]["namespace"] = "kube-system"
     created = create(plane, system, "--dry-run=server")
     assert (created.refusal, created.class_name, created.warnings) == ("", "", [])
+
+
+def test_what_is_no_review_is_answered_with_a_no_and_harms_nobody(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    secret = plane.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/winpod-webhook").body
+    bundle = base64.b64decode(secret["data"]["ca.crt"]).decode()
+    trust = ssl.create_default_context(cadata=bundle)
+    for body in (
+        b"",
+        b"nonsense",
+        b"{}",
+        b'{"request": {"uid": 3}}',
+        b'{"request": {"object": []}}',
+    ):
+        port = operator.webhook_port
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=10)
+        connection.request("POST", "/pods/validate", body)
+        assert connection.getresponse().status == HTTPStatus.BAD_REQUEST
+        connection.close()
+
+
+async def test_replicas_that_begin_at_once_share_one_authority(plane: ControlPlane) -> None:
+    plane.create_namespace("replicas")
+    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    try:
+        many = await asyncio.gather(
+            *(shared_certificates(api, "replicas", ("a.svc",)) for _ in range(5))
+        )
+        assert len(set(many)) == 1
+        more = await shared_certificates(api, "replicas", ("a.svc", "b.svc"))
+        assert (more.bundle, more.chain != many[0].chain) == (many[0].bundle, True)
+    finally:
+        await api.close()
 
 
 def test_two_hundred_pods_at_once_all_get_their_class(

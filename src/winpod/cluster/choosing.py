@@ -78,9 +78,8 @@ def choose(
     retiring: Mapping[str, str],
 ) -> Choice:
     """What fits best; the pod as it is where its author chose, or where nothing fits."""
-    as_it_is = Choice(pod, cluster.place(pod, images))
     if pod.runtime_class or pod.every_node or any(text not in images for text in pod.images):
-        return as_it_is
+        return Choice(pod, cluster.place(pod, images))
     offers = _classes if settings.classes else _nodes
     ranked = sorted(
         (
@@ -93,7 +92,8 @@ def choose(
     for choice in fitting:
         if choice.runtime_class not in retiring:
             return choice
-    return replace(as_it_is, retiring=fitting[0].runtime_class) if fitting else as_it_is
+    wanted = fitting[0].runtime_class if fitting else ""
+    return Choice(pod, cluster.place(pod, images), retiring=wanted)
 
 
 def _classes(pod: Pod, cluster: Cluster, images: Images, settings: Settings) -> Iterable[Choice]:

@@ -41,8 +41,8 @@ from winpod.windows.scheduling import needs
 NODES = "/api/v1/nodes"
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 PODS = "/api/v1/pods"
-_REST_FOR_A_NODE = 0.001
-"""Seconds. What is taken changes all the time, and may be a little old where nodes are many."""
+_LEAST_REST, _REST_FOR_A_NODE = 0.05, 0.001
+"""Seconds. What is taken changes all the time, and may be a little old, where nodes are many."""
 _AT_ONCE = 200
 """Objects of a list that are taken before others have a turn, who may have to answer in time."""
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class View:
 
     def cluster(self) -> Cluster:
         """For placement. The same one until something changes."""
-        rest = _REST_FOR_A_NODE * len(self._nodes.seen)
+        rest = max(_LEAST_REST, _REST_FOR_A_NODE * len(self._nodes.seen))
         is_due = self._is_room_old and time.monotonic() >= self._built_at + rest
         if self._cluster is None or is_due:
             self._cluster = Cluster(

@@ -130,7 +130,7 @@ class Webhook:
             outcome, response = await answer(review, self._budget(request))
             body = msgspec.json.encode(_as_review(response | {"uid": review.uid}))
             return web.Response(body=body, content_type="application/json")
-        except msgspec.ValidationError as error:
+        except msgspec.DecodeError as error:
             return web.Response(status=400, text=f"this is no AdmissionReview: {error}\n")
         finally:
             self._metrics.count_review(webhook, outcome, time.perf_counter() - began)
