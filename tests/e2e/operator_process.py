@@ -1,4 +1,7 @@
-"""`winpod operator` as a process of a test, which may be killed in the middle."""
+"""`winpod operator` as a process of a test, which may be killed in the middle.
+
+It acts as the service account that is installed with it, so it may do just what its role says.
+"""
 
 import json
 import os
@@ -25,7 +28,7 @@ class OperatorProcess:
         self.name = name
         self.log = directory / f"{name}.log"
         self._command = [
-            *(*WINPOD, "operator", "--kubeconfig", str(plane.kubeconfig)),
+            *(*WINPOD, "operator", "--kubeconfig", str(own_kubeconfig(plane))),
             *("--namespace", NAMESPACE, "--identity", name, "--log-format", "json"),
             *("--address", "127.0.0.1", "--port", "0", "--webhook-port", "0"),
             *("--page-port", "0", *options),
@@ -88,6 +91,23 @@ class OperatorProcess:
             return error.code, error.read().decode()
         except OSError:
             return 0, "nobody listens"
+
+
+def own_kubeconfig(plane: ControlPlane) -> Path:
+    """Of the operator's service account, installed first, by a token of the TokenRequest API."""
+    file = plane.directory / "operator.kubeconfig"
+    if not file.exists():
+        names = ("00-crds", "01-namespace", "10-serviceaccount", "10-rbac")
+        for name in names:
+            plane.apply(*yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
+        token = plane.kubectl("create", "token", "winpod-operator", "-n", NAMESPACE).strip()
+        document = json.loads(plane.public_kubeconfig())
+        document["users"] = [{"name": "operator", "user": {"token": token}}]
+        document["clusters"][0]["name"] = "e2e"
+        document["contexts"] = [{"name": "own", "context": {"cluster": "e2e", "user": "operator"}}]
+        document["current-context"] = "own"
+        file.write_text(json.dumps(document))
+    return file
 
 
 def classes(plane: ControlPlane) -> dict[str, dict[str, Any]]:

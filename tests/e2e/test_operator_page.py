@@ -16,7 +16,8 @@ import pytest
 from tests.cli.winpod import winpod
 from tests.e2e.chromium import Tables, document, first_pixel, screenshot
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import events_of, eventually
+from tests.e2e.helm import objects, rendered
+from tests.e2e.node_process import events_of, eventually, found
 from tests.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
@@ -29,7 +30,6 @@ from tests.e2e.objects import (
     windows_node,
 )
 from tests.e2e.operator_process import (
-    NAMESPACE,
     OperatorProcess,
     ask_about_pods,
     classes,
@@ -38,12 +38,11 @@ from tests.e2e.operator_process import (
 from tests.images.registries import docker_registry
 
 from winpod.cli.main import app
-from winpod.cluster.upgrade_resource import CRD
+from winpod.cluster.upgrade_resource import UPGRADES
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 BUILD = "node.kubernetes.io/windows-build"
 OLD_IMAGE_BUILD, NEW_IMAGE_BUILD = "10.0.17763.5458", "10.0.20348.2340"
-RETIRED = "use windows-2022 from June on"
 LINUX = {"name": "app", "image": "registry.example/linux:1"}
 LIGHT, DARK = (0xF6, 0xF7, 0xF9), (0x0D, 0x11, 0x17)
 
@@ -79,7 +78,9 @@ def image(directory: Path, reference: str, *builds: str) -> str:
     (directory / "content" / "app.txt").write_text("app")
     versions = [option for build in builds for option in ("--os-version", build)]
     command = ["image", "pack", str(directory / "content"), "-t", reference, *versions]
-    app(command, standalone_mode=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+        app(command, standalone_mode=False)
     return reference
 
 
@@ -92,17 +93,13 @@ def windows(name: str, image: str, **spec: Any) -> dict[str, Any]:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     directory = tmp_path_factory.mktemp("shown")
     with (
-        pytest.MonkeyPatch.context() as patch,
         docker_registry(directory / "registry") as registry,
         ControlPlane(directory / "plane", scheduler=False, controller_manager=False) as plane,
         OperatorProcess(plane, directory / "operator", "operator-7c9d") as operator,
     ):
-        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         old = image(directory, f"{registry}/legacy:1", OLD_IMAGE_BUILD)
         new = image(directory, f"{registry}/shop:2", NEW_IMAGE_BUILD)
-        plane.create_namespace(NAMESPACE)
         plane.create_namespace("shop")
-        plane.apply(CRD)
         handlers = (PROCESS, HYPERVISOR, GUEST_2019)
         add_nodes(
             plane,
@@ -123,11 +120,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
                 {"containers": [{"name": "a", "image": "b"}], "nodeName": "linux-a"},
             ),
         )
-        plane.kubectl("annotate", "runtimeclass", "windows-2019", f"winpod.dev/retiring={RETIRED}")
         plane.apply(upgrade())
+        path = f"{UPGRADES}/2019-to-2022"
+        eventually(lambda: found(plane, path).get("status", {}).get("phase") == "Done")
         ask_about_pods(plane, operator.webhook_port)
         shown = Shown(plane, operator, registry)
-        eventually(lambda: create(shown, windows("refused", old, nodeSelector={BUILD: BUILD_2022})))
+        eventually(lambda: create(shown, windows("refused", new, nodeSelector={BUILD: BUILD_2019})))
         yield shown
 
 
@@ -141,18 +139,11 @@ def create(shown: Shown, obj: dict[str, Any]) -> str:
 
 
 def upgrade() -> dict[str, Any]:
-    """One that was done before, so that nothing comes of it."""
-    step = {"state": "Done", "message": "", "target": "win-2016-a"}
     return {
         "apiVersion": "winpod.dev/v1alpha1",
         "kind": "WindowsUpgrade",
-        "metadata": {"name": "2016-to-2019"},
-        "spec": {"from": "2016", "to": "2019"},
-        "status": {
-            "phase": "Done",
-            "message": "everything runs on Windows Server 2019",
-            "steps": [step | {"do": "cordon"}, step | {"do": "drain"}, step | {"do": "verify"}],
-        },
+        "metadata": {"name": "2019-to-2022"},
+        "spec": {"from": "2019", "to": "2022"},
     }
 
 
@@ -163,20 +154,20 @@ def test_the_page_shows_in_a_browser_what_there_is_and_why(shown: Shown, tmp_pat
     nodes = {tuple(row[:3]): row[4:] for row in tables["nodes-title"].rows}
     both = ("Windows Server 2022", BUILD_2022, "process, hypervisor")
     assert nodes[both] == ["2", "2 ready, 1 cordoned", "win-2022-a, win-2022-b"]
-    assert nodes["Windows Server 2019", BUILD_2019, "process"][0] == "1"
-    found = {row[0]: row for row in tables["classes-title"].rows}
-    assert found.keys() == {"windows-2019", "windows-2019-hyperv", "windows-2022"}
-    assert found["windows-2019"][2] == "winpod"
-    assert RETIRED in found["windows-2019"][5]
-    assert found["windows-2022"][3:5] == ["2", "2"]
+    assert nodes["Windows Server 2019", BUILD_2019, "process"][1] == "1 ready, 1 cordoned"
+    shown_classes = {row[0]: row for row in tables["classes-title"].rows}
+    assert shown_classes.keys() == {"windows-2019", "windows-2019-hyperv", "windows-2022"}
+    assert shown_classes["windows-2019"][2] == "winpod"
+    assert "retiring" in shown_classes["windows-2019"][5]
+    assert shown_classes["windows-2022"][3:5] == ["2", "2"]
     pods = {row[0].split()[0]: row[1:] for row in tables["pods-title"].rows}
     assert pods.keys() == {"shop/web-0", "shop/big", "shop/legacy"}
     assert pods["shop/web-0"][:3] == ["runs", "win-2022-a", "windows-2022"]
     assert pods["shop/legacy"][0] == "cannot run"
     assert "10.0.17763" in pods["shop/legacy"][3]
     assert [row[1] for row in tables["refused-title"].rows] == ["shop/refused"]
-    assert "2016-to-2019" in text
-    assert "3 of 3 steps" in text
+    assert "2019-to-2022" in text
+    assert "Done" in text
     assert all(table.columns_are_named for table in tables.values())
 
 
@@ -211,8 +202,12 @@ def test_nobody_but_this_machine_sees_the_page_without_a_token(shown: Shown) -> 
     assert shown.operator.answer("/metrics")[0] == 200
 
 
-def test_with_a_token_the_page_is_for_those_who_may_list_all_pods(shown: Shown) -> None:
+def test_with_a_token_the_page_is_for_those_who_may_list_all_pods(
+    shown: Shown, tmp_path: Path
+) -> None:
     plane, port = shown.plane, shown.operator.port
+    asking = rendered(tmp_path, "--set", "rbac.page=true", "--show-only", "templates/rbac.yaml")
+    plane.apply(*objects(asking))
     configure(plane, "page: {authenticated: true}")
     eventually(lambda: shown.operator.answer("/api/state")[0] == 401)
     account = {"apiVersion": "v1", "kind": "ServiceAccount"}
@@ -255,7 +250,7 @@ def test_events_tell_of_classes_refusals_and_pods_that_nothing_can_run(shown: Sh
     eventually(lambda: "PodUnplaceable" in reasons("shop", "legacy"))
     eventually(lambda: "PodRefused" in reasons("shop", "refused"))
     (message,) = {said for _, said in events_of(shown.plane, "shop", "refused")}
-    assert "10.0.17763" in message
+    assert NEW_IMAGE_BUILD in message
 
 
 def test_explain_says_why_a_pod_waits_and_what_to_change(shown: Shown, tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The operator's chart and manifests: one source, and what a real API server makes of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.helm import (
+    CHART,
+    CRD_FILE,
+    MANIFESTS,
+    as_yaml,
+    helm,
+    objects,
+    plain_manifests,
+    rendered,
+)
+
+from winpod import __version__
+from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
+from winpod.cluster.upgrade_resource import CRD
+
+CHOICES = {
+    "defaults": (),
+    "bare": (
+        "--set",
+        "replicas=1,webhook.enabled=false,rbac.pullSecrets=false,rbac.upgrades=false",
+    ),
+    "own exemptions": ("--set", "settings.admission.exemptNamespaces={apps,kube-system}"),
+    "everything": (
+        *("--set", "rbac.page=true,priorityClassName=system-cluster-critical"),
+        *("--set", "image.pullSecrets[0].name=pull,podAnnotations.a=b"),
+        *("--set", "tolerations[0].operator=Exists,settings.page.authenticated=true"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("plane")
+    with ControlPlane(directory, scheduler=False, controller_manager=False) as running:
+        yield running
+
+
+def named(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next(obj for obj in found if obj["kind"] == kind)
+
+
+def test_the_manifests_are_the_chart_with_its_defaults(tmp_path: Path) -> None:
+    """`make manifests` writes them anew."""
+    written = {file.name: file.read_text() for file in sorted(MANIFESTS.glob("*.yaml"))}
+    assert written == plain_manifests(tmp_path)
+    assert CRD_FILE.read_text() == as_yaml(CRD)
+
+
+def test_helm_finds_nothing_wrong_with_the_chart_and_its_version_is_the_program_s(
+    tmp_path: Path,
+) -> None:
+    assert "0 chart(s) failed" in helm(tmp_path, "lint", "--strict", str(CHART))
+    assert objects((CHART / "Chart.yaml").read_text())[0]["appVersion"] == __version__
+
+
+def test_a_real_api_server_takes_the_manifests_word_for_word(plane: ControlPlane) -> None:
+    apply = ("apply", "--server-side", "--validate=strict", "-f", str(MANIFESTS))
+    told = plane.kubectl(*apply)
+    files = sorted(MANIFESTS.glob("*.yaml"))
+    assert told.count("serverside-applied") == sum(len(objects(f.read_text())) for f in files)
+    assert plane.kubectl(*apply).count("serverside-applied")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_whatever_is_chosen_the_api_server_takes_it(
+    choice: str, plane: ControlPlane, tmp_path: Path
+) -> None:
+    text = rendered(tmp_path, *CHOICES[choice])
+    plane.kubectl("apply", "-f", str(MANIFESTS / "01-namespace.yaml"))
+    apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server")
+    plane.kubectl(*apply, "--validate=strict", "-f", "-", stdin=text)
+    settings = named(objects(text), "ConfigMap")
+    assert settings["metadata"]["name"] == CONFIG_MAP
+    assert isinstance(read_settings(settings["data"][CONFIG_KEY]), Settings)
+
+
+def test_prometheus_is_led_to_the_metrics_where_that_is_chosen(tmp_path: Path) -> None:
+    found = objects(rendered(tmp_path, "--set", "serviceMonitor.enabled=true"))
+    (endpoint,) = named(found, "ServiceMonitor")["spec"]["endpoints"]
+    ports = {port["name"] for port in named(found, "Service")["spec"]["ports"]}
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["port"] in ports
+
+
+def test_the_webhook_s_death_stops_nobody_and_exempt_namespaces_are_never_asked_about(
+    tmp_path: Path,
+) -> None:
+    exempt = ("--set", "settings.admission.exemptNamespaces={infra}")
+    for obj in objects(rendered(tmp_path, *exempt)):
+        for webhook in obj.get("webhooks", ()):
+            assert webhook["failurePolicy"] == "Ignore"
+            assert webhook["timeoutSeconds"] <= 10
+            (rule,) = webhook["namespaceSelector"]["matchExpressions"]
+            assert rule["operator"] == "NotIn"
+            assert rule["values"] == ["infra", "winpod-system"]
