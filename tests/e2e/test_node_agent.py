@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
@@ -185,6 +186,39 @@ def test_the_node_keeps_its_pods_and_tells_later_while_the_api_server_is_away(
             cluster.apply(windows_pod("away", "late", IMAGE))
             eventually(lambda: phase(cluster, "away", "late") == "Running", within=60)
             assert process.pid
+
+
+def test_a_pod_is_resized_in_place_where_the_api_server_lets_it(tmp_path: Path) -> None:
+    small, large = ({"memory": "64Mi"}, {"memory": "128Mi"})
+    plane = ControlPlane(tmp_path / "cluster", without_admission="PodResizeValidator")
+    with plane as cluster, simulated(cluster, tmp_path / "node", "--name", "resize-win"):
+        eventually(lambda: is_ready(cluster, "resize-win"))
+        cluster.create_namespace("resize")
+        made = windows_pod("resize", "web", IMAGE)
+        del made["spec"]["os"]
+        made["spec"]["containers"][0]["resources"] = {"requests": small, "limits": small}
+        cluster.apply(made)
+        eventually(lambda: phase(cluster, "resize", "web") == "Running")
+        before = pod(cluster, "resize", "web")["status"]["containerStatuses"][0]
+        assert before["resources"]["limits"] == small
+        new = [{"name": "app", "resources": {"requests": large, "limits": large}}]
+        patch = json.dumps({"spec": {"containers": new}})
+        where = ("pod", "web", "-n", "resize", "--subresource=resize")
+        cluster.kubectl("patch", *where, "-p", patch)
+
+        def given(status: dict[str, Any]) -> list[Any]:
+            has = status.get("resources", {})
+            return [has.get("limits"), has.get("requests"), status.get("allocatedResources")]
+
+        def is_told() -> bool:
+            told = pod(cluster, "resize", "web")["status"]
+            kinds = {c["type"] for c in told["conditions"]}
+            both = given(told) + given(told["containerStatuses"][0])
+            return both == [large] * 6 and not any("Resize" in kind for kind in kinds)
+
+        eventually(is_told)
+        after = pod(cluster, "resize", "web")["status"]["containerStatuses"][0]
+        assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
 
 
 def test_a_node_that_is_killed_finds_its_pods_and_restarts_none(

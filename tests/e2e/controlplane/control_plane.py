@@ -66,12 +66,14 @@ class ControlPlane:
         network: Path | None = None,
         address: str = LOOPBACK,
         signing_duration: str = "8760h",
+        without_admission: str = "",
         say: Say = print,
     ) -> None:
         self.directory = directory
         self.address = address
         self._network = network
         self._signing_duration = signing_duration
+        self._without_admission = without_admission
         self._with_scheduler = scheduler
         self._with_controller_manager = controller_manager
         self._say = say
@@ -229,6 +231,7 @@ class ControlPlane:
             "service-cluster-ip-range": SERVICE_RANGE,
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
+            "disable-admission-plugins": self._without_admission,
             "allow-privileged": "true",
             "enable-bootstrap-token-auth": "true",
         }
