@@ -221,6 +221,28 @@ def test_a_pod_is_resized_in_place_where_the_api_server_lets_it(tmp_path: Path) 
         assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
 
 
+def test_a_container_may_ask_by_its_end_that_all_begin_anew(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    control_plane.create_namespace("anew")
+    made = windows_pod("anew", "web", IMAGE, "simulate", "42", "3", nodeName="anew-win")
+    rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
+    made["spec"]["containers"][0] |= {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+    made["spec"]["containers"].append({"name": "other", "image": IMAGE})
+
+    def restarts() -> list[int]:
+        status = pod(control_plane, "anew", "web").get("status", {})
+        return [one["restartCount"] for one in status.get("containerStatuses", [])]
+
+    with simulated(control_plane, tmp_path, "--name", "anew-win"):
+        eventually(lambda: is_ready(control_plane, "anew-win"))
+        control_plane.apply(made)
+        eventually(lambda: len(restarts()) == 2 and min(restarts()) >= 2)
+        told = condition(pod(control_plane, "anew", "web"), "AllContainersRestarting")
+        assert told["status"] in ("True", "False")
+        control_plane.kubectl("delete", "pod", "web", "-n", "anew", "--timeout=20s")
+
+
 def test_a_node_that_is_killed_finds_its_pods_and_restarts_none(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
