@@ -390,7 +390,10 @@ def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
         assert all_that_an_upgrade_changes(plane) == before, writes
         plane.request("DELETE", UPGRADE)
         writes += 2 if way is Way.NEW_CLASS else 4
+    ask(plane, way=str(way), oldNodes="remove", leaveBehind=True)
+    asyncio.run(upgrade_until(ApiServer(access), NAME, "Done"))
+    assert (node(plane, "old-a"), bool(node(plane, "new-a"))) == ({}, True)
     handlers = {one.name: one.handler for one in after[0]}
     expected = {Way.SAME_CLASS: guest}.get(way, PROCESS)
     assert handlers["windows-2019"] == expected
-    plane.kubectl("delete", "runtimeclasses,nodes", "--all")
+    plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")

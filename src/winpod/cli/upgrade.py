@@ -17,7 +17,7 @@ import typer
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cli.upgrade_progress import follow
 from winpod.cluster.upgrade_asked import Asked, OldNodes, Way, read_asked, write_asked
-from winpod.cluster.upgrade_plan import Plan, plan_upgrade
+from winpod.cluster.upgrade_plan import Plan
 from winpod.cluster.upgrade_progress import DONE, is_settled, planned_status
 from winpod.cluster.upgrade_report import to_json, to_markdown
 from winpod.cluster.upgrade_resource import UPGRADES, Metadata, Status, WindowsUpgrade
@@ -230,7 +230,8 @@ async def _plan(
     sources = ImageSources(layouts=layouts or (), offline=offline, sizes=False)
     async with _server(kubeconfig) as api, sources:
         survey = Survey(api, lambda: settings, asking(sources))
-        return plan_upgrade(asked, await survey.scene(asked))
+        _, made = await survey.plan(asked)
+        return made
 
 
 async def _is_under_way(kubeconfig: Path | None, name: str) -> bool:

@@ -18,7 +18,6 @@ import msgspec
 from winpod.cluster import upgrade_progress as progress
 from winpod.cluster.upgrade_asked import read_asked
 from winpod.cluster.upgrade_draining import LeftBehind, Progress, Unplanned
-from winpod.cluster.upgrade_plan import plan_upgrade
 from winpod.cluster.upgrade_resource import KIND, UPGRADES, Status, StepRecord, WindowsUpgrade
 from winpod.cluster.upgrade_steps import Steps
 from winpod.cluster.upgrade_survey import Survey
@@ -135,7 +134,7 @@ class Upgrades:
 
     async def _begin(self, upgrade: WindowsUpgrade) -> bool:
         asked = read_asked(upgrade.spec)
-        plan = plan_upgrade(asked, await self._survey.scene(asked))
+        _, plan = await self._survey.plan(asked)
         upgrade.status = progress.planned_status(plan)
         if plan.blockers:
             upgrade.status.phase = progress.BLOCKED
@@ -185,8 +184,8 @@ class Upgrades:
         upgrade.status.phase = progress.BLOCKED
         step.message = error.sentence
         asked = read_asked(upgrade.spec)
-        moves = plan_upgrade(asked, await self._survey.scene(asked)).moves
-        now = {str(move.workload): progress.record_of(move) for move in moves}
+        _, plan = await self._survey.plan(asked)
+        now = {str(move.workload): progress.record_of(move) for move in plan.moves}
         upgrade.status.workloads = [now.get(str(w), w) for w in upgrade.status.workloads]
         await self._save(upgrade, str(error))
         return False

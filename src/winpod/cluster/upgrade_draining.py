@@ -12,7 +12,7 @@ from typing import Any
 
 from winpod.cluster.upgrade_asked import Asked
 from winpod.cluster.upgrade_moves import DAEMON, Change, Move, Workload, WorkloadPod
-from winpod.cluster.upgrade_plan import Do, Plan, Scene, Step, plan_upgrade
+from winpod.cluster.upgrade_plan import Do, Plan, Scene, Step
 from winpod.cluster.upgrade_resource import Status, StepRecord
 from winpod.cluster.upgrade_survey import Survey
 from winpod.node.api import ApiServer, Refused
@@ -58,8 +58,7 @@ class Draining:
         return {"ready": {str(w): w.ready for w in scene.workloads if w.on([step.target])}}
 
     async def drain(self, step: StepRecord, status: Status) -> Progress:
-        scene = await self._survey.scene(self._asked)
-        plan = plan_upgrade(self._asked, scene)
+        scene, plan = await self._survey.plan(self._asked)
         _check_planned(plan, status)
         there = [move for move in plan.moves if move.workload.on([step.target])]
         self._check_staying(step.target, [move for move in there if move.stays])
@@ -74,8 +73,7 @@ class Draining:
 
     async def verify(self, _: StepRecord, status: Status) -> Progress:
         """Nobody is on old nodes who should not be, and everybody is as ready as before."""
-        scene = await self._survey.scene(self._asked)
-        plan = plan_upgrade(self._asked, scene)
+        scene, plan = await self._survey.plan(self._asked)
         _check_planned(plan, status)
         if leaving := _leaving(plan.moves, plan.old_nodes):
             workload, pod = leaving[0]

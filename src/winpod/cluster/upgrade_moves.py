@@ -18,7 +18,7 @@ from winpod.windows.isolation import Isolation
 from winpod.windows.objects import BUILD_LABEL, OSVERSION_LABEL, Node, Pod, RuntimeClass
 from winpod.windows.placement import Cluster
 from winpod.windows.reading import Pairs
-from winpod.windows.scheduling import admit, is_out_of_reach, scheduling_reasons
+from winpod.windows.scheduling import is_out_of_reach
 from winpod.windows.starting import Images
 from winpod.windows.verdicts import Cause, Outcome, Placement, Reason, Stage, Status
 
@@ -122,13 +122,14 @@ class Move:
 class After:
     """The cluster as it will be: without the old nodes, with the classes that there will be.
 
-    `targets` are the classes that a workload of an old class may name instead, the best first.
+    `cordoned` has only the old nodes, which nobody should come back to; `targets` are the classes
+    that a workload of an old class may name instead, the best first.
     """
 
     old: Build
     new: Build
     cluster: Cluster
-    old_nodes: tuple[Node, ...]
+    cordoned: Cluster
     new_nodes: tuple[Node, ...]
     old_classes: frozenset[str] = frozenset()
     targets: tuple[RuntimeClass, ...] = ()
@@ -193,7 +194,7 @@ def judge_move(workload: Workload, after: After) -> Move:
         placement = after.cluster.place(change.made(workload.pod), workload.images)
         if placement.status is Status.RUNS:
             if workload.kind != DAEMON and (node := _returning(change.made(workload.pod), after)):
-                sentence = f"it tolerates cordoned nodes, and would come back to {node.name}"
+                sentence = f"it tolerates cordoned nodes, and would come back to {node}"
                 return Move(workload, Fate.CANNOT, stays=True, reasons=(sentence,))
             return _moved(workload, change, placement, after)
         refusals.append(placement)
@@ -201,13 +202,13 @@ def judge_move(workload: Workload, after: After) -> Move:
     return Move(workload, Fate.CANNOT, stays=workload.kind != DAEMON, reasons=reasons)
 
 
-def _returning(pod: Pod, after: After) -> Node | None:
-    """An old node that the scheduler may choose again even when it is cordoned."""
-    admitted, _ = admit(pod, after.cluster.classes)
-    for node in after.old_nodes:
-        if not any(scheduling_reasons(admitted, replace(node, unschedulable=True))):
-            return node
-    return None
+def _returning(pod: Pod, after: After) -> str:
+    """An old node that the scheduler may choose again though it is cordoned, if it has room."""
+    for verdict in after.cordoned.place(pod, {}).verdicts:
+        kept_away = (r for r in verdict.reasons if r.stage is Stage.SCHEDULE)
+        if all(reason.cause is Cause.RESOURCES for reason in kept_away):
+            return verdict.nodes[0]
+    return ""
 
 
 def _changes(pod: Pod, after: After) -> Iterator[Change]:

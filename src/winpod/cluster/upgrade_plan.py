@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -95,13 +95,16 @@ class Plan:
         return next((move for move in self.moves if str(move.workload) == workload), None)
 
 
-def is_concerned(workload: Workload, asked: Asked, scene: Scene) -> bool:
-    """It has pods on old nodes, or could have only there."""
-    pod = workload.pod
-    return (
-        bool(workload.on(node.name for node in scene.of_build(asked.old)))
-        or selects(pod.node_selector, asked.old)
-        or pod.runtime_class in _old_classes(asked, scene)
+def concerned_workloads(asked: Asked, scene: Scene) -> tuple[Workload, ...]:
+    """Those that have pods on old nodes, or could have them only there."""
+    nodes = frozenset(node.name for node in scene.of_build(asked.old))
+    classes = _old_classes(asked, scene)
+    return tuple(
+        workload
+        for workload in scene.workloads
+        if workload.on(nodes)
+        or selects(workload.pod.node_selector, asked.old)
+        or workload.pod.runtime_class in classes
     )
 
 
@@ -124,18 +127,18 @@ def plan_upgrade(asked: Asked, scene: Scene) -> Plan:
     classes = _named((*scene.classes, *added, *changed))
     wanted = _named(scene.wanted)
     targets = target_classes(classes.values(), wanted, asked.new, new, scene.handlers)
+    left = {node.name for node in old}
     after = After(
         asked.old,
         asked.new,
-        Cluster((n for n in scene.nodes if n not in old), classes.values(), scene.handlers),
-        old,
+        Cluster((n for n in scene.nodes if n.name not in left), classes.values(), scene.handlers),
+        Cluster((replace(n, unschedulable=True) for n in old), classes.values(), scene.handlers),
         new,
         frozenset(old_classes),
         targets if asked.way is Way.NEW_CLASS else (),
         asked.patch_workloads,
     )
-    concerned = (w for w in scene.workloads if is_concerned(w, asked, scene))
-    moves = tuple(judge_move(workload, after) for workload in concerned)
+    moves = tuple(judge_move(one, after) for one in concerned_workloads(asked, scene))
     instead = f": use {targets[0].name}" if targets else ""
     sentence = f"{asked.old.describe()} is being replaced by {asked.new.describe()}{instead}"
     retired = dict.fromkeys(old_classes if asked.way is Way.NEW_CLASS else (), sentence)

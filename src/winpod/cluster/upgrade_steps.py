@@ -11,16 +11,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from winpod.cluster.makers import WORKLOADS
 from winpod.cluster.seen import RETIRING
 from winpod.cluster.upgrade_asked import Asked
 from winpod.cluster.upgrade_draining import Draining, Progress, until_ready
 from winpod.cluster.upgrade_moves import Change
 from winpod.cluster.upgrade_plan import Do, bare_object
 from winpod.cluster.upgrade_resource import Status, StepRecord
-from winpod.cluster.upgrade_survey import CLASSES, NODES, WORKLOADS, Survey
+from winpod.cluster.upgrade_survey import Survey
+from winpod.cluster.view import CLASSES, NODES
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.objects import RuntimeClass
-from winpod.windows.scheduling import ENDED_PHASES
 
 MERGE = "application/merge-patch+json"
 RETIRED_NODE = "winpod.dev/retired-by"
@@ -76,12 +77,8 @@ class Steps:
         """Unless it was there before, or pods have come to use it."""
         if step.before.get("existed") or await self._get(f"{CLASSES}/{step.target}") is None:
             return _DONE
-        pods = await self._survey.objects("/api/v1/pods")
-        for pod in pods:
-            ended = pod.get("status", {}).get("phase") in ENDED_PHASES
-            if pod["spec"].get("runtimeClassName") == step.target and not ended:
-                where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-                return Progress(is_done=True, message=f"it stays: pod {where} uses it")
+        if pod := await self._survey.uses_class(step.target):
+            return Progress(is_done=True, message=f"it stays: pod {pod} uses it")
         await self._delete(f"{CLASSES}/{step.target}")
         return _LOOK
 
