@@ -18,11 +18,15 @@ from winpod.windows.errors import NotFound, Unavailable
 
 _LOOK_SECONDS = 1.0
 _OPERATOR_SECONDS = 30.0
+_STOP_SECONDS = 10.0
 
 
 async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
-    """Until it is done, undone, or stopped by something that only people can change."""
-    waited = 0.0
+    """Until it is done, undone, or stopped by something that only people can change.
+
+    What stopped it before may have changed just now, so a stop has to last.
+    """
+    waited = stopped = 0.0
     with _shown() as show:
         while True:
             upgrade = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
@@ -31,7 +35,8 @@ async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
             status = upgrade.status
             is_heard = status.observed_generation == upgrade.metadata.generation
             show(status)
-            if is_heard and (is_settled(upgrade) or status.phase == BLOCKED):
+            stopped = stopped + _LOOK_SECONDS if status.phase == BLOCKED else 0.0
+            if is_heard and (is_settled(upgrade) or stopped > _STOP_SECONDS):
                 return upgrade
             if not is_heard and waited >= _OPERATOR_SECONDS:
                 raise Unavailable(
