@@ -67,8 +67,8 @@ def _workload(checked: Checked) -> dict[str, Any]:
             }
             for text, image in checked.images.items()
         ],
-        "refusals": [_reason(r) for r in placement.refusals] if placement else [],
-        "verdicts": [_verdict(v) for v in placement.verdicts] if placement else [],
+        "refusals": [reason_json(r) for r in placement.refusals] if placement else [],
+        "verdicts": [verdict_json(v) for v in placement.verdicts] if placement else [],
         "problems": [
             {
                 "rule": problem.rule,
@@ -84,7 +84,7 @@ def _workload(checked: Checked) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "nodes": list(verdict.nodes),
         "outcome": verdict.outcome.value,
@@ -95,11 +95,11 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
             text: {"digest": m.digest or None, "platform": str(m.platform)}
             for text, m in verdict.manifests
         },
-        "reasons": [_reason(reason) for reason in verdict.reasons],
+        "reasons": [reason_json(reason) for reason in verdict.reasons],
     }
 
 
-def _reason(reason: Reason) -> dict[str, Any]:
+def reason_json(reason: Reason) -> dict[str, Any]:
     return {
         "cause": reason.cause.value,
         "stage": reason.stage.value,

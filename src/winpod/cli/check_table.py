@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from winpod.cluster.check import Checked, Problem, Report, name_nodes
-from winpod.windows.verdicts import Outcome, Reason, Status, Verdict
+from winpod.windows.verdicts import Outcome, Placement, Reason, Status, Verdict
 
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style."""
 
-_STATUS_STYLES = {
+STATUS_STYLES = {
     Status.RUNS: "bold green",
     Status.MAY_FAIL: "bold yellow",
     Status.WAITS: "bold yellow",
@@ -33,7 +33,11 @@ def say(word: str) -> str:
 
 
 def print_table(report: Report) -> None:
-    lines = _lines(report)
+    print_lines(_lines(report))
+
+
+def print_lines(lines: Iterable[Line]) -> None:
+    """In colours on a terminal, as plain text elsewhere."""
     if not sys.stdout.isatty():
         for line in lines:
             print("".join(text for text, _ in line).rstrip())
@@ -60,23 +64,32 @@ def _workload(checked: Checked) -> Iterator[Line]:
     yield [
         (str(workload), "bold"),
         (f"  {workload.origin.file}:{workload.origin.line()}  ", "dim"),
-        (say(checked.status), _STATUS_STYLES[checked.status]),
+        (say(checked.status), STATUS_STYLES[checked.status]),
     ]
     if checked.placement is not None:
-        for refusal in checked.placement.refusals:
-            yield _reason(refusal)
-        rows = [_columns(verdict) for verdict in checked.placement.verdicts]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for verdict, row in zip(checked.placement.verdicts, rows, strict=True):
-            yield _verdict(verdict, row, widths)
-            for reason in verdict.reasons:
-                yield _reason(reason)
+        yield from placement_lines(checked.placement)
     for problem in checked.problems:
         yield _problem(checked, problem)
         if problem.instead:
             yield [(f"      {problem.instead}", "dim")]
-    for advice in checked.advice:
-        yield [("  → ", "bold cyan"), (advice, "")]
+    yield from advice_lines(checked.advice)
+
+
+def placement_lines(placement: Placement) -> Iterator[Line]:
+    """A line for nodes that are alike, and their reasons under it."""
+    for refusal in placement.refusals:
+        yield _reason(refusal)
+    rows = [_columns(verdict) for verdict in placement.verdicts]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for verdict, row in zip(placement.verdicts, rows, strict=True):
+        yield _verdict(verdict, row, widths)
+        for reason in verdict.reasons:
+            yield _reason(reason)
+
+
+def advice_lines(advice: Iterable[str]) -> Iterator[Line]:
+    for change in advice:
+        yield [("  → ", "bold cyan"), (change, "")]
 
 
 def _columns(verdict: Verdict) -> tuple[str, ...]:
@@ -121,7 +134,7 @@ def _summary(report: Report) -> Line:
         (f"{len(report.checked)} checked", "bold"),
         (f" against {nodes} node{'' if nodes == 1 else 's'}: ", ""),
         *_joined(
-            (f"{counts[status]} {say(status)}", _STATUS_STYLES[status])
+            (f"{counts[status]} {say(status)}", STATUS_STYLES[status])
             for status in Status
             if counts[status]
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -19,6 +20,19 @@ Root = Annotated[
         show_default=False,
     ),
 ]
+
+
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="The cluster, else $KUBECONFIG, else ~/.kube/config."
+    ),
+]
+
+
+def usual_kubeconfig() -> Path:
+    told = os.environ.get("KUBECONFIG", "").partition(":")[0]
+    return Path(told or "~/.kube/config").expanduser()
 
 
 class Format(StrEnum):
