@@ -107,9 +107,6 @@ class View:
     def pods(self) -> Collection[SeenPod]:
         return self._pods.seen.values()
 
-    def pod(self, namespace: str, name: str) -> SeenPod | None:
-        return self._pods.seen.get((namespace, name))
-
     def users(self, runtime_class: str) -> int:
         """How many pods name this class and have not ended."""
         return self._users[runtime_class]
