@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from winpod.cli.options import Kubeconfig, usual_kubeconfig
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cli.upgrade_progress import follow
 from winpod.cluster.upgrade_asked import Asked, OldNodes, Way, read_asked, write_asked
@@ -36,12 +36,6 @@ class Output(StrEnum):
     JSON = "json"
 
 
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--kubeconfig", metavar="FILE", help="The cluster, else $KUBECONFIG, else ~/.kube/config."
-    ),
-]
 From = Annotated[str, typer.Option("--from", metavar="BUILD", help="The old nodes' Windows: 2019.")]
 To = Annotated[str, typer.Option("--to", metavar="BUILD", help="The new nodes' Windows: 2022.")]
 HowWay = Annotated[
@@ -197,14 +191,9 @@ def _print(name: str, spec: dict[str, Any], told: Status, output: Output) -> Non
         print(to_markdown(name, spec, told), end="")
 
 
-def _usual_kubeconfig() -> Path:
-    told = os.environ.get("KUBECONFIG", "").partition(":")[0]
-    return Path(told or "~/.kube/config").expanduser()
-
-
 @asynccontextmanager
 async def _server(kubeconfig: Path | None) -> AsyncIterator[ApiServer]:
-    api = ApiServer(read_kubeconfig(kubeconfig or _usual_kubeconfig()))
+    api = ApiServer(read_kubeconfig(kubeconfig or usual_kubeconfig()))
     try:
         yield api
     except Refused as error:
