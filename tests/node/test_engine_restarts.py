@@ -1,9 +1,11 @@
 """What is kept when an agent, or every container of a pod, begins anew."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 from lightkube.models import core_v1 as v1
 
 from tests.node.small_node import SmallNode, pod_of
@@ -56,6 +58,38 @@ async def test_a_new_agent_keeps_what_probes_found_until_they_find_otherwise(
     assert container(first, "app").ready
     assert container(first, "app-1").started
     assert not container(first, "app-1").ready
+
+
+class Slow(Client):
+    """A client of a runtime that says only later what it has."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.may_tell = asyncio.Event()
+
+    async def call(self, name: str, request: Message) -> Any:
+        if name == "ListPodSandbox":
+            await self.may_tell.wait()
+        return await super().call(name, request)
+
+
+async def test_files_of_a_pod_stay_until_a_new_agent_has_ended_it(
+    node: SmallNode, client: Client, image: str
+) -> None:
+    pod = pod_of(image, terminationGracePeriodSeconds=1)
+    async with node.engine(client) as engine:
+        engine.set(pod)
+        await node.until(lambda: is_ready(node.said.last(UID)))
+    folder = node.facts.root / "pods" / UID
+    slow = Slow(f"unix:{node.runtime.root}/cri.sock")
+    async with node.engine(slow) as engine:
+        await engine.replace([])
+        await asyncio.sleep(0.2)
+        assert folder.exists()
+        slow.may_tell.set()
+        await node.until(lambda: UID in node.said.away)
+    assert not folder.exists()
+    await slow.close()
 
 
 async def test_a_container_may_ask_by_its_end_that_all_begin_anew(

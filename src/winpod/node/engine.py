@@ -94,7 +94,7 @@ class Engine:
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
-        self._is_settled = False
+        self._is_settled = asyncio.Event()
 
     @property
     def is_answered(self) -> bool:
@@ -104,6 +104,7 @@ class Engine:
     async def start(self) -> None:
         """Pods that were set are looked after from now on, once the runtime has answered."""
         self._view.start()
+        self._chores.append(asyncio.create_task(self._sweep()))
         self._begin(REFRESH_SECONDS, self._refresh_volumes)
         if not self._means.facts.is_simulated:
             self._begin(RELIEF_SECONDS, self._relief.look)
@@ -142,10 +143,9 @@ class Engine:
             self.set(pod)
         for uid in self._workers.keys() - named.keys():
             self.remove(uid)
-        self._is_settled = True
+        self._is_settled.set()
         for uid in self._view.uids():
             self._changed(uid)
-        await self._means.volumes.sweep({*self._workers, *self._view.uids()})
 
     def pods(self) -> list[PodFound]:
         return [self._found(worker) for worker in self._workers.values()]
@@ -199,8 +199,20 @@ class Engine:
     def _changed(self, uid: str) -> None:
         if worker := self._workers.get(uid):
             worker.wake()
-        elif self._is_settled and (seen := self._view.seen(uid)).sandboxes:
+        elif self._is_settled.is_set() and (seen := self._view.seen(uid)).sandboxes:
             self._look_after(_remembered(uid, seen)).remove()
+
+    async def _sweep(self) -> None:
+        """Once, when both the source and the runtime have said which pods there are."""
+        await self._is_settled.wait()
+        await self._view.is_known.wait()
+        try:
+            await self._means.volumes.sweep(self._is_known)
+        except OSError as error:
+            _log.warning("what is left of pods that are gone stays: %s", error)
+
+    def _is_known(self, uid: str) -> bool:
+        return uid in self._workers or uid in self._view.uids()
 
     async def _refresh_volumes(self) -> None:
         for worker in list(self._workers.values()):

@@ -5,7 +5,7 @@ Everything else is as on other nodes: admission, restarts, statuses, events, lea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
@@ -56,8 +56,8 @@ class SimulatedVolumes(Volumes):
     async def unmount(self, uid: str) -> None:
         del uid
 
-    async def sweep(self, known: Collection[str]) -> None:
-        del known
+    async def sweep(self, is_known: Callable[[str], bool]) -> None:
+        del is_known
 
 
 class SimulatedObjects(ApiObjects):

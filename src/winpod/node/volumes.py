@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -162,11 +162,11 @@ class Volumes:
     async def unmount(self, uid: str) -> None:
         await asyncio.to_thread(_discard, self.folder(uid))
 
-    async def sweep(self, known: Collection[str]) -> None:
-        """At start: what is left of pods that nobody knows."""
+    async def sweep(self, is_known: Callable[[str], bool]) -> None:
+        """What is left of pods that nobody knows; it is asked of each when its turn comes."""
         if self._root.exists():
             for folder in await asyncio.to_thread(lambda: list(self._root.iterdir())):
-                if folder.name not in known:
+                if not is_known(folder.name):
                     await self.unmount(folder.name)
 
     async def _place(self, pod: v1.Pod, volume: v1.Volume, folder: Path) -> tuple[Path, bool]:
