@@ -263,6 +263,14 @@ CASES = [
         new=WIN_2022_HYPERV,
     ),
     Case(
+        "same class, old build only, no class yet: it names it",
+        workload(OLD_ONLY, **OF_WINDOWS),
+        Fate.HYPERVISOR,
+        Change("windows-2019"),
+        asked=SAME,
+        new=WIN_2022_HYPERV,
+    ),
+    Case(
         "same class, and no guest on the new nodes",
         workload(BOTH, **OF_CLASS),
         Fate.CANNOT,

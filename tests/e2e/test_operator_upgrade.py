@@ -284,6 +284,8 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         assert drains == {"old-b": "Done", "old-a": "Running"}
         assert nodes_of(plane, "stuck") == {"old-a"}
         eventually(lambda: "use windows-2022" in refusal(plane))
+        add_nodes(plane, windows_node("old-late", BUILD_2019))
+        eventually(partial(is_cordoned, plane, "old-late"))
         done = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
         assert done.returncode == 0, done.stderr
         assert "Deployment shop/stuck keeps its old nodes" in done.stdout
@@ -296,6 +298,7 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         assert not retiring(plane)
         assert class_of(plane, "free") == "windows-2019"
         assert nodes_of(plane, "free") <= {"old-a", "old-b"}
+        plane.request("DELETE", "/api/v1/nodes/old-late")
 
 
 def test_a_step_that_takes_too_long_undoes_everything_that_was_done(

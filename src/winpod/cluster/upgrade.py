@@ -183,9 +183,7 @@ class Upgrades:
             self._tell(upgrade, "UpgradeBlocked", str(error), "Warning")
         upgrade.status.phase = progress.BLOCKED
         step.message = error.sentence
-        asked = read_asked(upgrade.spec)
-        _, plan = await self._survey.plan(asked)
-        now = {str(move.workload): progress.record_of(move) for move in plan.moves}
+        now = {str(move.workload): progress.record_of(move) for move in error.moves}
         upgrade.status.workloads = [now.get(str(w), w) for w in upgrade.status.workloads]
         await self._save(upgrade, str(error))
         return False

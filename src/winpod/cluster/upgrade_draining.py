@@ -32,9 +32,17 @@ class Progress:
 
 
 class LeftBehind(WinpodError):
-    """Something stays on a node, and nobody said to go on without it."""
+    """Something stays on a node, and nobody said to go on without it; `moves` are all as now."""
 
     code = "FAILED_PRECONDITION"
+
+    def __init__(self, node: str, staying: Iterable[Move], moves: tuple[Move, ...]) -> None:
+        said = "; ".join(f"{move.workload}: {', '.join(move.reasons)}" for move in staying)
+        super().__init__(
+            f"{node} is not drained, because not all of it can move. {said}.",
+            "Change these workloads, or go on without them (leaveBehind), or undo.",
+        )
+        self.moves = moves
 
 
 class Unplanned(WinpodError):
@@ -59,9 +67,9 @@ class Draining:
 
     async def drain(self, step: StepRecord, status: Status) -> Progress:
         scene, plan = await self._survey.plan(self._asked)
-        _check_planned(plan, status)
+        _check_planned(scene, plan, status)
         there = [move for move in plan.moves if move.workload.on([step.target])]
-        self._check_staying(step.target, [move for move in there if move.stays])
+        self._check_staying(step.target, plan)
         if late := _changed_back(there):
             return late
         leaving = _leaving(there, [step.target])
@@ -74,30 +82,24 @@ class Draining:
     async def verify(self, _: StepRecord, status: Status) -> Progress:
         """Nobody is on old nodes who should not be, and everybody is as ready as before."""
         scene, plan = await self._survey.plan(self._asked)
-        _check_planned(plan, status)
+        _check_planned(scene, plan, status)
         if leaving := _leaving(plan.moves, plan.old_nodes):
             workload, pod = leaving[0]
             return Progress(message=f"{workload} has pod {pod.name} on {pod.node}")
         if late := _changed_back(plan.moves):
             return late
-        self._check_all(plan)
+        for node in plan.old_nodes:
+            self._check_staying(node, plan)
         ready: dict[str, int] = {}
         for step in status.steps:
             for name, count in step.before.get("ready", {}).items():
                 ready[name] = max(count, ready.get(name, 0))
         return until_ready(scene, ready)
 
-    def _check_all(self, plan: Plan) -> None:
-        for node in plan.old_nodes:
-            self._check_staying(node, [m for m in plan.staying if m.workload.on([node])])
-
-    def _check_staying(self, node: str, staying: list[Move]) -> None:
+    def _check_staying(self, node: str, plan: Plan) -> None:
+        staying = [move for move in plan.staying if move.workload.on([node])]
         if staying and not self._asked.leave_behind:
-            said = "; ".join(f"{m.workload}: {', '.join(m.reasons)}" for m in staying)
-            raise LeftBehind(
-                f"{node} is not drained, because not all of it can move. {said}.",
-                "Change these workloads, or go on without them (leaveBehind), or undo.",
-            )
+            raise LeftBehind(node, staying, plan.moves)
 
     async def _evict(self, workload: Workload, pod: WorkloadPod) -> str:
         """Why not now, or nothing."""
@@ -120,10 +122,13 @@ class Draining:
         return ""
 
 
-def _check_planned(plan: Plan, status: Status) -> None:
+def _check_planned(scene: Scene, plan: Plan, status: Status) -> None:
+    """A node that somebody opened again is cordoned again, or those who left it come back."""
     known = {(step.do, step.target) for step in status.steps}
     later = (Do.PATCH_WORKLOAD, Do.CORDON, Do.DRAIN)
     missing = [s for s in plan.steps if s.do in later and (s.do, s.target) not in known]
+    opened = [n.name for n in scene.of_build(plan.asked.old) if not n.unschedulable]
+    missing += [Step(Do.CORDON, name) for name in opened if (Do.CORDON, name) in known]
     if missing:
         raise Unplanned(tuple(missing))
 

@@ -218,8 +218,8 @@ def _changes(pod: Pod, after: After) -> Iterator[Change]:
     if selector:
         yield Change(node_selector=selector)
     if pod.runtime_class in after.old_classes | {""}:
-        for target in after.targets:
-            yield Change(target.name, selector)
+        others = (one for one in after.targets if one.name != pod.runtime_class)
+        yield from (Change(target.name, selector) for target in others)
 
 
 def _moved(workload: Workload, change: Change, placement: Placement, after: After) -> Move:

@@ -125,8 +125,10 @@ def plan_upgrade(asked: Asked, scene: Scene) -> Plan:
     if asked.way is Way.NEW_CLASS:
         changed = ()
     classes = _named((*scene.classes, *added, *changed))
+    is_new = asked.way is Way.NEW_CLASS
+    candidates = classes.values() if is_new else [classes[name] for name in old_classes]
     wanted = _named(scene.wanted)
-    targets = target_classes(classes.values(), wanted, asked.new, new, scene.handlers)
+    targets = target_classes(candidates, wanted, asked.new, new, scene.handlers)
     left = {node.name for node in old}
     after = After(
         asked.old,
@@ -135,13 +137,13 @@ def plan_upgrade(asked: Asked, scene: Scene) -> Plan:
         Cluster((replace(n, unschedulable=True) for n in old), classes.values(), scene.handlers),
         new,
         frozenset(old_classes),
-        targets if asked.way is Way.NEW_CLASS else (),
+        targets,
         asked.patch_workloads,
     )
     moves = tuple(judge_move(one, after) for one in concerned_workloads(asked, scene))
     instead = f": use {targets[0].name}" if targets else ""
     sentence = f"{asked.old.describe()} is being replaced by {asked.new.describe()}{instead}"
-    retired = dict.fromkeys(old_classes if asked.way is Way.NEW_CLASS else (), sentence)
+    retired = dict.fromkeys(old_classes if is_new else (), sentence)
     return Plan(
         asked,
         tuple(node.name for node in old),
