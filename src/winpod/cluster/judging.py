@@ -1,14 +1,15 @@
 """The verdict on every pod of the cluster, as new as whoever asks needs it.
 
-Only of pods that have not started the images are looked up, in the background; nobody who asks for
-verdicts waits for a registry. The leader tells of pods that no node can run.
+Pods that have started are judged when somebody asks, which is cheap. Those that have not are looked
+at in the background, one kind after the other: their images are looked up, and nobody waits for it.
+The leader tells of pods that no node can run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from winpod.cluster.admission import Fate
 from winpod.cluster.looking_up import Images
@@ -25,9 +26,9 @@ Key = tuple[str, str]
 _FRESH_SECONDS = 1.0
 _REST_SECONDS = 2.0
 _LOOKUP_SECONDS = 20.0
-_AT_ONCE = 16
+_LOOKUPS_AT_ONCE = 16
 _MOST_TOLD = 4096
-_NOTHING: Mapping[str, Image] = {}
+_NEW = PodVerdict(Fate.UNKNOWN, "it has not been looked at yet")
 
 
 class Judging:
@@ -43,16 +44,17 @@ class Judging:
         self._tell = tell
         self._leads = leads
         self._changed = view.subscribe(Kind.NODE, Kind.CLASS, Kind.POD)
-        self._found: dict[Key, Mapping[str, Image]] = {}
+        self._lookup_turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._judging_turn = asyncio.Lock()
+        self._not_started: dict[Key, PodVerdict] = {}
         self._told: dict[tuple[str, str], None] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._verdicts: Mapping[Key, PodVerdict] = {}
         self._judged_at = float("-inf")
 
     def verdicts(self) -> Mapping[Key, PodVerdict]:
         """On all pods that have not ended, by namespace and name."""
         if time.monotonic() > self._judged_at + _FRESH_SECONDS:
-            self._verdicts = dict(self._judge(pod for pod in self._view.pods if not pod.has_ended))
+            self._verdicts = dict(self._judge_all())
             self._judged_at = time.monotonic()
         return self._verdicts
 
@@ -62,17 +64,31 @@ class Judging:
         while True:
             self._changed.clear()
             nodes = _by_name(self._view.cluster())
-            doubtful = [pod for pod in self._view.pods if has_doubts(pod, nodes)]
-            found = await asyncio.gather(*(self._look_up(pod) for pod in doubtful))
-            self._found = {_key(p): i for p, i in zip(doubtful, found, strict=True)}
-            self._judged_at = float("-inf")
-            self._tell_unplaceable(doubtful)
+            alike: dict[object, list[SeenPod]] = {}
+            for pod in self._view.pods:
+                if has_doubts(pod, nodes):
+                    alike.setdefault((pod.namespace, id(pod.template), pod.node), []).append(pod)
+            keys = {_key(pod) for pods in alike.values() for pod in pods}
+            self._not_started = {k: v for k, v in self._not_started.items() if k in keys}
+            await asyncio.gather(*(self._look_at(pods) for pods in alike.values()))
             await asyncio.sleep(_REST_SECONDS)
             await self._changed.wait()
 
+    async def _look_at(self, pods: Sequence[SeenPod]) -> None:
+        """Pods that are alike; others have their turn in between."""
+        images = await self._look_up(pods[0])
+        async with self._judging_turn:
+            cluster = self._view.cluster()
+            verdict = judge_pod(pods[0], cluster, _by_name(cluster), images)
+            self._not_started.update((_key(pod), verdict) for pod in pods)
+            self._judged_at = float("-inf")
+            if verdict.fate is Fate.CANNOT_RUN and self._leads():
+                self._tell_unplaceable(pods, verdict.sentence)
+            await asyncio.sleep(0)
+
     async def _look_up(self, pod: SeenPod) -> Mapping[str, Image]:
         template = pod.template
-        async with self._turns:
+        async with self._lookup_turns:
             secrets = await self._view.pull_secrets.of(pod.namespace, template.pull_secrets)
             texts = template.images
             found = await asyncio.gather(
@@ -81,35 +97,31 @@ class Judging:
         known = zip(texts, found, strict=True)
         return {text: one.image for text, one in known if one.image and one.is_certain}
 
-    def _tell_unplaceable(self, pods: Iterable[SeenPod]) -> None:
+    def _tell_unplaceable(self, pods: Iterable[SeenPod], sentence: str) -> None:
         """Once for each pod and sentence."""
-        if not self._leads():
-            return
-        pods = list(pods)
-        verdicts = dict(self._judge(pods))
         for pod in pods:
-            verdict = verdicts[_key(pod)]
-            news = (pod.uid, verdict.sentence)
-            if verdict.fate is Fate.CANNOT_RUN and news not in self._told:
-                self._told[news] = None
-                self._tell(unplaceable(pod.namespace, pod.name, pod.uid, verdict.sentence))
+            if (pod.uid, sentence) not in self._told:
+                self._told[pod.uid, sentence] = None
+                self._tell(unplaceable(pod.namespace, pod.name, pod.uid, sentence))
         while len(self._told) > _MOST_TOLD:
             del self._told[next(iter(self._told))]
 
-    def _judge(self, pods: Iterable[SeenPod]) -> Iterable[tuple[Key, PodVerdict]]:
+    def _judge_all(self) -> Iterable[tuple[Key, PodVerdict]]:
         """Pods of one template on nodes that are alike to the rules are judged once."""
         cluster = self._view.cluster()
         nodes = _by_name(cluster)
         shapes = {name: _shape(node) for name, node in nodes.items()}
         known: dict[object, PodVerdict] = {}
-        for pod in pods:
+        for pod in self._view.pods:
+            if pod.has_ended:
+                continue
             key = _key(pod)
-            images = self._found.get(key, _NOTHING)
-            shape = shapes.get(pod.node, pod.node)
-            known_images = tuple(id(images.get(text)) for text in pod.template.images)
-            alike = (id(pod.template), shape, pod.phase, known_images)
+            if not pod.node or has_doubts(pod, nodes):
+                yield key, self._not_started.get(key, _NEW)
+                continue
+            alike = (id(pod.template), shapes.get(pod.node, pod.node), pod.phase)
             if alike not in known:
-                known[alike] = judge_pod(pod, cluster, nodes, images)
+                known[alike] = judge_pod(pod, cluster, nodes, {})
             yield key, known[alike]
 
 
