@@ -49,11 +49,10 @@ def pod(name: str, image: str) -> dict[str, Any]:
 async def add_node(api: ApiServer, name: str, build: str) -> None:
     """It is ready: the API server gives every new node a taint that somebody takes away."""
     node = windows_node(name, build, room={"pods": "100000"})
-    made = json.loads(await api.request("POST", "/api/v1/nodes", node))
-    path = f"/api/v1/nodes/{name}"
-    await api.request("PUT", f"{path}/status", made | {"status": node["status"]})
-    taints = {"spec": {"taints": node["spec"]["taints"]}}
-    await api.request("PATCH", path, taints, content="application/merge-patch+json")
+    await api.request("POST", "/api/v1/nodes", node)
+    for part, below in (("status", "/status"), ("spec", "")):
+        path, content = f"/api/v1/nodes/{name}{below}", "application/merge-patch+json"
+        await api.request("PATCH", path, {part: node[part]}, content=content)
 
 
 async def created(api: ApiServer, namespace: str, body: dict[str, Any]) -> tuple[float, str]:
@@ -108,13 +107,18 @@ def print_own_times(operator: OperatorProcess) -> None:
             print(f"the webhook itself, {webhook}: {total:.0f} answers, p99 within {limit:g} s")
 
 
-async def measure(
-    plane: ControlPlane, operator: OperatorProcess, image: str, pods: int, nodes: int
-) -> None:
+async def add_nodes(plane: ControlPlane, nodes: int) -> None:
     api = ApiServer(read_kubeconfig(plane.kubeconfig))
     try:
         for number in range(nodes):
             await add_node(api, f"win-{number}", BUILD_2022 if number % 2 else BUILD_2019)
+    finally:
+        await api.close()
+
+
+async def measure(plane: ControlPlane, operator: OperatorProcess, image: str, pods: int) -> None:
+    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    try:
         ask_about_pods(plane, operator.webhook_port)
         deadline = time.monotonic() + _PATIENCE
         number = 0
@@ -123,7 +127,6 @@ async def measure(
             if time.monotonic() > deadline:
                 sys.exit(f"no pod got a class; see {operator.log}")
             await asyncio.sleep(1)
-        print(f"{nodes} Windows nodes, {pods} pods", flush=True)
         await in_turn(api, image, pods)
         print_own_times(operator)
         await at_once(api, image)
@@ -144,8 +147,10 @@ def main(pods: int = PODS, nodes: int = NODES) -> None:
             for namespace in (_ASKED, _EXEMPT, NAMESPACE):
                 plane.create_namespace(namespace)
             plane.apply(linux_node("linux"))
+            asyncio.run(add_nodes(plane, nodes))
+            print(f"{nodes} Windows nodes, {pods} pods", flush=True)
             with OperatorProcess(plane, folder / "operator", "one") as operator:
-                asyncio.run(measure(plane, operator, image, pods, nodes))
+                asyncio.run(measure(plane, operator, image, pods))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ class Choice:
     retiring: str = ""
 
 
+_ANY_POD = Pod((), requests=(("cpu", Decimal(1)), ("memory", Decimal(1))))
+
+
+def prepare(cluster: Cluster) -> None:
+    """Find out beforehand which nodes are alike and how full they are, which takes a while."""
+    cluster.place(_ANY_POD, {})
+
+
 def as_written(pod: Pod, classes: Mapping[str, RuntimeClass]) -> Pod:
     """Without what the API server has merged in from the pod's RuntimeClass by now."""
     chosen = classes.get(pod.runtime_class)

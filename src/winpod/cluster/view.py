@@ -118,10 +118,14 @@ class View:
         """Classes that take no new pods, each with the sentence that says why."""
         return {name: seen.retiring for name, seen in self.classes.items() if seen.retiring}
 
+    @property
+    def rest_seconds(self) -> float:
+        """How old what is taken may be in `cluster()`."""
+        return max(_LEAST_REST, _REST_FOR_A_NODE * len(self._nodes.seen))
+
     def cluster(self) -> Cluster:
         """For placement. The same one until something changes."""
-        rest = max(_LEAST_REST, _REST_FOR_A_NODE * len(self._nodes.seen))
-        is_due = self._is_room_old and time.monotonic() >= self._built_at + rest
+        is_due = self._is_room_old and time.monotonic() >= self._built_at + self.rest_seconds
         if self._cluster is None or is_due:
             self._cluster = Cluster(
                 self._taken.count_in(seen.node for seen in self._nodes.seen.values()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import ssl
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from winpod.cluster.choosing import prepare
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.looking_up import Images
 from winpod.cluster.metrics import AdmissionMetrics
@@ -56,6 +58,7 @@ class WebhookServer:
         on_refusal: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         self._api = api
+        self._view = view
         self._listening = listening
         self.images = Images(lambda: settings.now.admission.tag_seconds, metrics)
         self.webhook = Webhook(
@@ -76,6 +79,7 @@ class WebhookServer:
         application.add_routes(self.webhook.routes())
         runner = web.AppRunner(application, access_log=None, keepalive_timeout=_IDLE_SECONDS)
         await runner.setup()
+        preparing = asyncio.create_task(self._prepare())
         try:
             while True:
                 is_well = await self._renewed()
@@ -83,8 +87,24 @@ class WebhookServer:
                     await self._listen(runner)
                 await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
         finally:
+            preparing.cancel()
             await runner.cleanup()
             await self.images.close()
+
+    async def _prepare(self) -> None:
+        """Whoever asks after a change finds the cluster looked through already.
+
+        What is known of it from the start is not searched for garbage, which takes long as well.
+        """
+        changed = self._view.subscribe()
+        await self._view.until_known()
+        gc.collect()
+        gc.freeze()
+        while True:
+            prepare(self._view.cluster())
+            await changed.wait()
+            changed.clear()
+            await asyncio.sleep(self._view.rest_seconds)
 
     async def _listen(self, runner: web.AppRunner) -> None:
         address, port = self._listening.address, self._listening.port
