@@ -4,6 +4,7 @@ Nodes are simulated; the control plane, the scheduler and the controllers are re
 """
 
 import asyncio
+import base64
 import json
 import os
 import subprocess
@@ -40,7 +41,7 @@ from tests.e2e.objects import (
 from tests.e2e.operator_process import NAMESPACE as SYSTEM
 from tests.e2e.operator_process import OperatorProcess, ask_about_pods, classes
 from tests.e2e.upgrade_kills import DyingServer, upgrade_until
-from tests.images.registries import home, registry
+from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cluster.seen import RETIRING
 from winpod.cluster.upgrade_asked import Way
@@ -49,7 +50,7 @@ from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer
 from winpod.windows.objects import RuntimeClass
 
-__all__ = ["home", "registry"]
+__all__ = ["basic_registry", "home", "registry"]
 
 NAMESPACE = "shop"
 NAME = "2019-to-2022"
@@ -72,21 +73,49 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @dataclass(frozen=True)
 class Images:
+    """Of both builds; of both, for who knows a password; of the old one alone."""
+
     both: str
+    private: str
     old: str
 
 
 @pytest.fixture
-def images(home: Path, registry: str) -> Images:
-    """Of both builds, and of the old one alone; nodes that are simulated pull neither."""
+def images(home: Path, registry: str, basic_registry: str) -> Images:
+    """Pushed for real; nodes that are simulated pull none, but whoever plans looks them up."""
     (home / "content").mkdir()
     (home / "content/app.exe").write_bytes(b"MZ")
-    found = Images(f"{registry}/upgrade/both:1", f"{registry}/upgrade/old:1")
-    for name, builds in ((found.both, ("2019", "2022")), (found.old, ("2019",))):
-        versions = [argument for build in builds for argument in ("--os-version", build)]
+    log_in(home, auths(basic_registry))
+    found = Images(
+        f"{registry}/upgrade/both:1",
+        f"{basic_registry}/upgrade/both:1",
+        f"{registry}/upgrade/old:1",
+    )
+    for name in (found.both, found.private, found.old):
+        versions = (
+            "--os-version",
+            "2019",
+            *(() if name == found.old else ("--os-version", "2022")),
+        )
         packed = winpod("image", "pack", str(home / "content"), "-t", name, *versions)
         assert packed.returncode == 0, packed.stderr
+    (home / ".docker/config.json").unlink()
     return found
+
+
+def pull_secret(plane: ControlPlane, registry: str) -> dict[str, Any]:
+    """What a pod's spec says to pull with it."""
+    config = base64.b64encode(json.dumps(auths(registry)).encode()).decode()
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "pull", "namespace": NAMESPACE},
+            "type": "kubernetes.io/dockerconfigjson",
+            "data": {".dockerconfigjson": config},
+        }
+    )
+    return {"imagePullSecrets": [{"name": "pull"}]}
 
 
 def winpod(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -219,7 +248,7 @@ OF_OLD_CLASS: dict[str, Any] = {"runtimeClassName": "windows-2019"}
 
 
 def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_comes_back(
-    plane: ControlPlane, images: Images, tmp_path: Path
+    plane: ControlPlane, images: Images, basic_registry: str, tmp_path: Path
 ) -> None:
     with (
         cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
@@ -227,7 +256,8 @@ def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_come
     ):
         plane.kubectl("cordon", "new-a")
         deployment(plane, "free", images.both, 2, **ON_WINDOWS)
-        deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
+        secret = pull_secret(plane, basic_registry)
+        deployment(plane, "classy", images.private, 2, **OF_OLD_CLASS, **secret)
         plane.kubectl("uncordon", "new-a")
         no_eviction(plane, "free")
         ask(plane, oldNodes="mark")

@@ -105,9 +105,10 @@ class Upgrades:
             self._saved = msgspec.json.encode(upgrade.status)
             return not progress.is_settled(upgrade) and await self._go_on(upgrade)
         except Refused as error:
-            if not error.is_conflict:
-                raise
-            return True  # somebody else wrote into it: it is read again
+            if error.is_conflict:  # somebody else wrote into it: it is read again
+                return True
+            self._tell(self._known[name], "UpgradeWaits", error.sentence, "Warning")
+            return False
         except Unavailable as error:
             _log.info("the upgrade %s waits: %s", name, error)
             return False
@@ -152,7 +153,7 @@ class Upgrades:
     ) -> bool:
         status = upgrade.status
         if step.state == progress.PENDING:
-            step.before = await steps.before(step)
+            step.before = step.before or await steps.before(step)
             step.state, step.started_at = progress.RUNNING, self._stamp()
             await self._save(upgrade, _show(step))
         try:
