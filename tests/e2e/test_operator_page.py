@@ -173,7 +173,7 @@ def test_the_page_shows_in_a_browser_what_there_is_and_why(shown: Shown, tmp_pat
 
 def test_the_page_is_dark_or_light_as_the_reader_wants_it(shown: Shown, tmp_path: Path) -> None:
     light, dark = tmp_path / "light.png", tmp_path / "dark.png"
-    screenshot(shown.url, light, size=(1280, 1260), dark=False)
+    screenshot(shown.url, light, size=(1280, 1530), dark=False)
     screenshot(shown.url, dark, dark=True)
     assert first_pixel(light) == LIGHT
     assert first_pixel(dark) == DARK
