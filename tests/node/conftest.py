@@ -1,3 +1,27 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.cri.test_images import push
 from tests.images.registries import home, registry
+from tests.node.small_node import SmallNode, pulled, small_node
+from winpod.cri.rpc import Client
 
 __all__ = ["home", "registry"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SmallNode:
+    return small_node(tmp_path)
+
+
+@pytest.fixture
+async def client(node: SmallNode) -> AsyncIterator[Client]:
+    async with node.runtime.running() as client:
+        yield client
+
+
+@pytest.fixture
+async def image(client: Client, home: Path, registry: str) -> str:
+    return await pulled(client, await push(home, f"{registry}/app:1", "2022"))

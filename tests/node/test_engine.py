@@ -14,7 +14,7 @@ from lightkube.models import core_v1 as v1
 
 from tests.cri.test_images import push
 from tests.node.known_objects import read
-from tests.node.small_node import SmallNode, pod_of, pulled, small_node
+from tests.node.small_node import SmallNode, pod_of, pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.engine import Engine
@@ -25,22 +25,6 @@ UID = "uid-web"
 NOTHING: Any = v1.ContainerStatus(
     name="", image="", imageID="", ready=False, restartCount=0, state=v1.ContainerState()
 )
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> SmallNode:
-    return small_node(tmp_path)
-
-
-@pytest.fixture
-async def client(node: SmallNode) -> AsyncIterator[Client]:
-    async with node.runtime.running() as client:
-        yield client
-
-
-@pytest.fixture
-async def image(client: Client, home: Path, registry: str) -> str:
-    return await pulled(client, await push(home, f"{registry}/app:1", "2022"))
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
 """An agent that is killed at any step of a pod's life: the next one goes on where it was."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 from lightkube.models import core_v1 as v1
 
-from tests.cri.test_images import push
-from tests.node.small_node import SmallNode, pod_of, pulled, small_node
+from tests.node.small_node import SmallNode, pod_of
 from tests.node.test_engine import deleted, is_ready, listed
 from winpod.cri.rpc import Client
 from winpod.node.pods import uid_of, with_fields
@@ -41,22 +38,6 @@ class Dying(Client):
         self.is_dead.set()
         await asyncio.Event().wait()
         return None
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> SmallNode:
-    return small_node(tmp_path)
-
-
-@pytest.fixture
-async def client(node: SmallNode) -> AsyncIterator[Client]:
-    async with node.runtime.running() as client:
-        yield client
-
-
-@pytest.fixture
-async def image(client: Client, home: Path, registry: str) -> str:
-    return await pulled(client, await push(home, f"{registry}/app:1", "2022"))
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])

@@ -9,12 +9,10 @@ from google.protobuf.message import Message
 from lightkube.models import core_v1 as v1
 
 from tests.node.small_node import SmallNode, pod_of
-from tests.node.test_engine import UID, client, container, image, is_ready, node
+from tests.node.test_engine import UID, container, is_ready
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.pods import condition, with_fields
-
-__all__ = ["client", "image", "node"]
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["status told", "status lost"])

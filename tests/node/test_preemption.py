@@ -1,6 +1,5 @@
 """Room for critical pods: who goes, and that they have gone when the critical one comes."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from lightkube.models import core_v1 as v1
 
 from tests.cri.test_images import push
 from tests.node.known_objects import facts_in, read
-from tests.node.small_node import SmallNode, pod_of, pulled, small_node
+from tests.node.small_node import SmallNode, pod_of, pulled
 from winpod.cri.rpc import Client
 from winpod.network.simulated import SimulatedNetworks
 from winpod.node.admission import lacks, taken_by
@@ -81,22 +80,6 @@ def test_critical_pods_go_only_for_more_important_ones() -> None:
         "no set of running pods found to reclaim resources: [(res: cpu, q: 1000), ]"
     )
     assert going(sized("new", cpu="1", priority=SYSTEM + 1), critical) == ["critical"]
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> SmallNode:
-    return small_node(tmp_path)
-
-
-@pytest.fixture
-async def client(node: SmallNode) -> AsyncIterator[Client]:
-    async with node.runtime.running() as client:
-        yield client
-
-
-@pytest.fixture
-async def image(client: Client, home: Path, registry: str) -> str:
-    return await pulled(client, await push(home, f"{registry}/app:1", "2022"))
 
 
 def asking(image: str, name: str, cpu: str, priority: int = 0) -> v1.Pod:

@@ -1,25 +1,11 @@
 """Images for pods: kept under the names that pods have for them, pulled no more than is needed."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.node.small_node import SmallNode, pod_of, small_node
+from tests.node.small_node import SmallNode, pod_of
 from winpod.cli.main import app
 from winpod.cri.rpc import Client
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> SmallNode:
-    return small_node(tmp_path)
-
-
-@pytest.fixture
-async def client(node: SmallNode) -> AsyncIterator[Client]:
-    async with node.runtime.running() as client:
-        yield client
 
 
 def pack(folder: Path, content: str, build: str = "2022") -> str:

@@ -45,13 +45,8 @@ def _add_members(
 
 
 def _add_tolerations(spec: Mapping[str, Any], tolerations: Sequence[Toleration]) -> Iterator[Patch]:
-    added = [_toleration(one) for one in tolerations]
+    added = [one.to_object() for one in tolerations]
     if spec.get("tolerations"):
         yield from (_add("/spec/tolerations/-", one) for one in added)
     elif added:
         yield _add("/spec/tolerations", added)
-
-
-def _toleration(one: Toleration) -> dict[str, str]:
-    members = {"key": one.key, "operator": one.operator, "value": one.value, "effect": one.effect}
-    return {name: value for name, value in members.items() if value}

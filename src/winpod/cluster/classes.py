@@ -45,7 +45,7 @@ class WantedClass:
         wanted = self.runtime_class
         scheduling: dict[str, Any] = {"nodeSelector": dict(wanted.node_selector)}
         if wanted.tolerations:
-            scheduling["tolerations"] = [_toleration(t) for t in wanted.tolerations]
+            scheduling["tolerations"] = [t.to_object() for t in wanted.tolerations]
         obj: dict[str, Any] = {
             "apiVersion": "node.k8s.io/v1",
             "kind": "RuntimeClass",
@@ -167,16 +167,6 @@ def _says_windows(taint: Taint) -> bool:
 def _tolerating(taint: Taint) -> Toleration:
     operator = "Equal" if taint.value else "Exists"
     return Toleration(taint.key, operator, taint.value, taint.effect)
-
-
-def _toleration(toleration: Toleration) -> dict[str, str]:
-    fields = {
-        "key": toleration.key,
-        "operator": toleration.operator,
-        "value": toleration.value,
-        "effect": toleration.effect,
-    }
-    return {name: value for name, value in fields.items() if value}
 
 
 class Deed(StrEnum):

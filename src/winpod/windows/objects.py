@@ -58,6 +58,15 @@ class Toleration:
             return theirs < ours if self.operator == "Lt" else theirs > ours
         return bool(self.key) and self.value == taint.value
 
+    def to_object(self) -> dict[str, str]:
+        fields = {
+            "key": self.key,
+            "operator": self.operator,
+            "value": self.value,
+            "effect": self.effect,
+        }
+        return {name: value for name, value in fields.items() if value}
+
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
