@@ -229,39 +229,6 @@ async def test_tokens_in_volumes_are_renewed_before_they_end(control_plane: Cont
         await server.close()
 
 
-def test_pods_go_through_a_minute_without_the_api_server(cluster: WindowsCluster) -> None:
-    ns = "minute"
-    cluster.plane.create_namespace(ns)
-    settings = {"name": "settings", "namespace": ns}
-    cluster.plane.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings, "data": {"CODE": "3"}},
-        _in(ns, "stays", windows_spec(cluster.image, *SLEEP)),
-        _in(ns, "crashes", _spec_that_crashes(cluster.image, every=20)),
-        _in(ns, "turns", _spec_that_turns_unready(cluster.image, after=25)),
-    )
-    cluster.until_ready(ns, "stays", "crashes", "turns")
-    before = _app(cluster, ns, "stays")
-    assert _app(cluster, ns, "crashes")["restartCount"] == 0
-    cluster.plane.stop_api_server()
-    time.sleep(60)
-    cluster.plane.start_api_server()
-    for name in BUILDS:
-        cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
-    cluster.until_ready(ns, "stays")
-    assert _app(cluster, ns, "stays") == before
-    cluster.until("the crash is told", lambda: _app(cluster, ns, "crashes")["restartCount"])
-    assert _app(cluster, ns, "crashes")["lastState"]["terminated"]["exitCode"] == 3
-    unready = partial(condition, kind="Ready")
-    cluster.until(
-        "the probe's answer is told",
-        lambda: unready(cluster.get(ns, "pod", "turns"))["status"] == "False",
-    )
-    assert _app(cluster, ns, "turns")["restartCount"] == 0
-    events = cluster.kubectl("get", "events", "-n", ns)
-    assert "TaintManagerEviction" not in events
-    cluster.kubectl("delete", "pods", "--all", "-n", ns, "--timeout=120s")
-
-
 def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsCluster) -> None:
     ns, win = "rollout", "win-2019"
     cluster.plane.create_namespace(ns)
@@ -330,6 +297,39 @@ def test_a_runtime_killed_apart_from_its_agent_comes_back_to_the_same_containers
         assert _app(cluster, ns, "stays") == before
         cluster.kubectl("delete", "pods", "--all", "-n", ns, "--timeout=60s")
         cluster.until("nothing is left", lambda: not _sandboxes(tmp_path / "cri.sock", ns))
+
+
+def test_pods_go_through_a_minute_without_the_api_server(cluster: WindowsCluster) -> None:
+    ns = "minute"
+    cluster.plane.create_namespace(ns)
+    settings = {"name": "settings", "namespace": ns}
+    cluster.plane.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings, "data": {"CODE": "3"}},
+        _in(ns, "stays", windows_spec(cluster.image, *SLEEP)),
+        _in(ns, "crashes", _spec_that_crashes(cluster.image, every=20)),
+        _in(ns, "turns", _spec_that_turns_unready(cluster.image, after=25)),
+    )
+    cluster.until_ready(ns, "stays", "crashes", "turns")
+    before = _app(cluster, ns, "stays")
+    assert _app(cluster, ns, "crashes")["restartCount"] == 0
+    cluster.plane.stop_api_server()
+    time.sleep(60)
+    cluster.plane.start_api_server()
+    for name in BUILDS:
+        cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
+    cluster.until_ready(ns, "stays")
+    assert _app(cluster, ns, "stays") == before
+    cluster.until("the crash is told", lambda: _app(cluster, ns, "crashes")["restartCount"])
+    assert _app(cluster, ns, "crashes")["lastState"]["terminated"]["exitCode"] == 3
+    unready = partial(condition, kind="Ready")
+    cluster.until(
+        "the probe's answer is told",
+        lambda: unready(cluster.get(ns, "pod", "turns"))["status"] == "False",
+    )
+    assert _app(cluster, ns, "turns")["restartCount"] == 0
+    events = cluster.kubectl("get", "events", "-n", ns)
+    assert "TaintManagerEviction" not in events
+    cluster.kubectl("delete", "pods", "--all", "-n", ns, "--timeout=120s")
 
 
 @contextmanager

@@ -133,13 +133,15 @@ class Registration:
         self._take(known, is_fresh=False)
 
     async def _keep_status(self) -> None:
+        retry = _RETRY_SECONDS
         while True:
+            wait = LOOK_SECONDS
             try:
                 await self._tell_status()
-                wait = LOOK_SECONDS
+                retry = _RETRY_SECONDS
             except WinpodError as error:
                 _log.info("the status of %s waits: %s", self._facts.name, error)
-                wait = _RETRY_SECONDS
+                wait, retry = retry, min(retry * 2, LOOK_SECONDS)
             try:
                 async with asyncio.timeout(wait):
                     await self._look_now.wait()
@@ -217,7 +219,8 @@ class Registration:
                 self._note_renewal()
                 await asyncio.sleep(RENEW_SECONDS)
             except WinpodError as error:
-                _log.info("the lease of %s is not renewed: %s", self._facts.name, error)
+                level = logging.INFO if self._lease else logging.DEBUG  # said once, tried often
+                _log.log(level, "the lease of %s is not renewed: %s", self._facts.name, error)
                 self._lease = None
                 await asyncio.sleep(_RETRY_SECONDS)
 
