@@ -44,6 +44,7 @@ GUEST_2019 = f"{HYPERVISOR}-17763"
 BUILD = "node.kubernetes.io/windows-build"
 OLD_IMAGE_BUILD, NEW_IMAGE_BUILD = "10.0.17763.5458", "10.0.20348.2340"
 LINUX = {"name": "app", "image": "registry.example/linux:1"}
+PATIENCE = 120.0
 LIGHT, DARK = (0xF6, 0xF7, 0xF9), (0x0D, 0x11, 0x17)
 
 
@@ -108,7 +109,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             windows_node("win-2022-b", BUILD_2022, handlers=handlers, unschedulable=True),
             linux_node("linux-a"),
         )
-        eventually(lambda: "windows-2019-hyperv" in classes(plane))
+        eventually(lambda: "windows-2019-hyperv" in classes(plane), within=PATIENCE)
         plane.apply(
             windows("web-0", new, runtimeClassName="windows-2022", nodeName="win-2022-a")
             | {"status": {"phase": "Running"}},
@@ -122,10 +123,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         )
         plane.apply(upgrade())
         path = f"{UPGRADES}/2019-to-2022"
-        eventually(lambda: found(plane, path).get("status", {}).get("phase") == "Done")
+        eventually(
+            lambda: found(plane, path).get("status", {}).get("phase") == "Done", within=PATIENCE
+        )
         ask_about_pods(plane, operator.webhook_port)
         shown = Shown(plane, operator, registry)
-        eventually(lambda: create(shown, windows("refused", new, nodeSelector={BUILD: BUILD_2019})))
+        never = windows("refused", new, nodeSelector={BUILD: BUILD_2019})
+        eventually(lambda: create(shown, never), within=PATIENCE)
         yield shown
 
 
@@ -249,8 +253,8 @@ def test_events_tell_of_classes_refusals_and_pods_that_nothing_can_run(shown: Sh
     eventually(lambda: "ClassCreated" in reasons("default", "windows-2022"))
     eventually(lambda: "PodUnplaceable" in reasons("shop", "legacy"))
     eventually(lambda: "PodRefused" in reasons("shop", "refused"))
-    (message,) = {said for _, said in events_of(shown.plane, "shop", "refused")}
-    assert NEW_IMAGE_BUILD in message
+    messages = [said for _, said in events_of(shown.plane, "shop", "refused")]
+    assert any(NEW_IMAGE_BUILD in message for message in messages)
 
 
 def test_explain_says_why_a_pod_waits_and_what_to_change(shown: Shown, tmp_path: Path) -> None:
