@@ -169,7 +169,7 @@ def test_the_page_shows_in_a_browser_what_there_is_and_why(shown: Shown, tmp_pat
     assert pods["shop/web-0"][:3] == ["runs", "win-2022-a", "windows-2022"]
     assert pods["shop/legacy"][0] == "cannot run"
     assert "10.0.17763" in pods["shop/legacy"][3]
-    assert [row[1] for row in tables["refused-title"].rows] == ["shop/refused"]
+    assert {row[1].split()[0] for row in tables["refused-title"].rows} == {"shop/refused"}
     assert "2019-to-2022" in text
     assert "Done" in text
     assert all(table.columns_are_named for table in tables.values())

@@ -16,6 +16,7 @@ from winpod.cli.check_table import Line, advice_lines, placement_lines, print_li
 from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
 from winpod.cluster.admission import Fate
 from winpod.cluster.explaining import Explained, ImageFacts, explain
+from winpod.cluster.telling import UNPLACEABLE
 from winpod.images.source import ImageSources
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer
@@ -94,6 +95,7 @@ def command(
 
 
 def _lines(told: Explained) -> Iterator[Line]:
+    """Of a pod without a node, the nodes below say why; so does the operator's event."""
     pod, verdict = told.pod, told.verdict
     where = f"on {pod.node}" if pod.node else "on no node"
     yield [
@@ -101,8 +103,7 @@ def _lines(told: Explained) -> Iterator[Line]:
         (f"  {pod.phase}, {where}  ", "dim"),
         (say(verdict.fate), _STYLES.get(verdict.fate, "bold yellow")),
     ]
-    if verdict.sentence:
-        yield [(f"  {verdict.sentence}", "")]
+    yield [(f"  {verdict.sentence if pod.node else verdict.sentence.partition(': ')[0]}", "")]
     yield from _class_lines(told)
     yield [("images", "bold")]
     for facts in told.images:
@@ -110,9 +111,10 @@ def _lines(told: Explained) -> Iterator[Line]:
     yield [("nodes", "bold")]
     yield from placement_lines(told.placement)
     yield from advice_lines(told.advice)
-    if told.events:
+    events = [event for event in told.events if event.reason != UNPLACEABLE]
+    if events:
         yield [("events", "bold")]
-    for event in told.events:
+    for event in events:
         when = event.lastTimestamp or event.eventTime
         yield [
             (f"  {when:%Y-%m-%d %H:%M:%S}  " if when else "  ", "dim"),
