@@ -10,16 +10,19 @@ from tests.e2e.helm import (
     CHART,
     CRD_FILE,
     MANIFESTS,
+    NAMESPACE,
+    RELEASE,
     as_yaml,
     helm,
     objects,
     plain_manifests,
     rendered,
 )
+from tests.e2e.node_process import found
 
 from winpod import __version__
 from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
-from winpod.cluster.upgrade_resource import CRD
+from winpod.cluster.upgrade_resource import CRD, GROUP, PLURAL
 
 CHOICES = {
     "defaults": (),
@@ -43,8 +46,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield running
 
 
-def named(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    return next(obj for obj in found if obj["kind"] == kind)
+def named(listed: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next(obj for obj in listed if obj["kind"] == kind)
 
 
 def test_the_manifests_are_the_chart_with_its_defaults(tmp_path: Path) -> None:
@@ -83,9 +86,9 @@ def test_whatever_is_chosen_the_api_server_takes_it(
 
 
 def test_prometheus_is_led_to_the_metrics_where_that_is_chosen(tmp_path: Path) -> None:
-    found = objects(rendered(tmp_path, "--set", "serviceMonitor.enabled=true"))
-    (endpoint,) = named(found, "ServiceMonitor")["spec"]["endpoints"]
-    ports = {port["name"] for port in named(found, "Service")["spec"]["ports"]}
+    listed = objects(rendered(tmp_path, "--set", "serviceMonitor.enabled=true"))
+    (endpoint,) = named(listed, "ServiceMonitor")["spec"]["endpoints"]
+    ports = {port["name"] for port in named(listed, "Service")["spec"]["ports"]}
     assert endpoint["path"] == "/metrics"
     assert endpoint["port"] in ports
 
@@ -101,3 +104,18 @@ def test_the_webhook_s_death_stops_nobody_and_exempt_namespaces_are_never_asked_
             (rule,) = webhook["namespaceSelector"]["matchExpressions"]
             assert rule["operator"] == "NotIn"
             assert rule["values"] == ["infra", "winpod-system"]
+
+
+def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    for file in MANIFESTS.glob("10-*.yaml"):
+        plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
+    where = ("--namespace", NAMESPACE, "--kubeconfig", str(plane.kubeconfig))
+    helm(tmp_path, "install", RELEASE, str(CHART), *where, "--create-namespace")
+    helm(tmp_path, "upgrade", RELEASE, str(CHART), *where, "--set", "replicas=3")
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/winpod-operator"
+    assert found(plane, path)["spec"]["replicas"] == 3
+    helm(tmp_path, "uninstall", RELEASE, *where)
+    assert not found(plane, path)
+    assert found(plane, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
