@@ -34,6 +34,7 @@ from winpod.windows.users import ADMINISTRATOR, User
 
 BOOT_SECONDS = 60.0
 QUIET_SECONDS = 1.0
+AT_ONCE = 2
 _FIRST_RANGE, _LAST_RANGE = 0x6000, 0x7FFF
 _ORPHANS = ("wproxy listen", "runc", "mkfs.ext4", "mount")
 _log = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ class Room:
 class Shells:
     """`warm` is how many wait ahead of time, for the administrator and with the usual disk.
 
-    A boot keeps a processor busy, so no more are under way than there are processors: of many
-    that are asked for at once, the first are there early, and none is so slow that it fails.
+    A boot keeps a processor busy most of its time, so two are under way for each processor: of
+    many that are asked for at once, the first are there early, and none is so slow that it fails.
     """
 
     def __init__(self, root: Path, base: Base, host: Build, warm: int = 0) -> None:
@@ -87,7 +88,7 @@ class Shells:
         self._ready: list[Room] = []
         self._filling: asyncio.Task[None] | None = None
         self._taken_at = 0.0
-        self._turns = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+        self._turns = asyncio.Semaphore(AT_ONCE * len(os.sched_getaffinity(0)))
         wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
         self._with_users = has_user_namespaces(root)
         self._rootfs, self._within_reach = base.rootfs, list[str]()
