@@ -363,6 +363,24 @@ async def test_annotations_of_a_pod_are_those_of_each_container_that_has_no_own(
     assert counts == [1, 2]
 
 
+async def test_annotations_of_a_pod_choose_among_the_builds_of_its_image(
+    client: Client, home: Path, registry: str
+) -> None:
+    older, newer = "10.0.20348.1", "10.0.20348.2113"
+    name = await push(home, f"{registry}/narrow:1", older, newer)
+    chosen = {}
+    for version in (older, newer):
+        config = sandbox_config(f"wants-{version}", annotations={"winpod.dev/os-version": version})
+        asked = api.PullImageRequest(image=api.ImageSpec(image=name), sandbox_config=config)
+        pulled = (await client.call("PullImage", asked)).image_ref
+        run = api.RunPodSandboxRequest(config=config)
+        sandbox = (await client.call("RunPodSandbox", run)).pod_sandbox_id
+        seen = await status(client, await create(client, sandbox, name))
+        assert seen.image_id == pulled
+        chosen[version] = pulled
+    assert chosen[older] != chosen[newer]
+
+
 async def test_pods_are_in_the_subnet_that_the_node_told(node: Node) -> None:
     async with node.running() as client:
         network = api.NetworkConfig(pod_cidr="10.244.9.0/24")

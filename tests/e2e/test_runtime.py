@@ -217,6 +217,41 @@ async def test_mounts_and_variables_reach_the_program(
     assert (tmp_path / "data/out.txt").read_text().strip() == "winpod"
 
 
+async def test_a_volume_may_be_of_one_container_of_a_pod_and_not_of_the_other(
+    node: Node, home: Path, registry: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/in.txt").write_text("from the host")
+    mount = api.Mount(host_path=str(tmp_path / "data"), container_path="C:\\data")
+    line = ("cmd", "/c", "if exist C:\\data\\in.txt (exit 7) else (exit 8)")
+    codes = {}
+    async with node as client:
+        image = await pulled(client, home, registry)
+        sandbox = await run_sandbox(client)
+        for name, mounts in (("has", [mount]), ("lacks", [])):
+            container = await create_with(client, sandbox, image, line, name, {"mounts": mounts})
+            await start(client, container)
+            codes[name] = (await ended(client, container)).exit_code
+    assert codes == {"has": 7, "lacks": 8}
+
+
+async def test_pods_with_a_handler_and_without_one_run_on_one_node(
+    node: Node, home: Path, registry: str
+) -> None:
+    handlers = {"plain": "", "named": "runhcs-wcow-process"}
+    async with node as client:
+        image = await pulled(client, home, registry)
+        containers = {}
+        for name, handler in handlers.items():
+            sandbox = await run_sandbox(client, name, handler)
+            line = ("cmd", "/c", "exit 7")
+            containers[name] = await create_with(client, sandbox, image, line, name, {})
+        for container in containers.values():
+            await start(client, container)
+        codes = [(await ended(client, c)).exit_code for c in containers.values()]
+    assert codes == [7, 7]
+
+
 async def test_a_program_that_is_not_there_fails_in_windows_words(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
