@@ -20,6 +20,7 @@ from tests.windows.fleet import (
     runtime_class,
     tolerate_os,
 )
+from winpod.windows import placement as placing
 from winpod.windows.builds import Build, parse_build
 from winpod.windows.handlers import KNOWN
 from winpod.windows.isolation import Isolation, fits_host, guest_fits_host
@@ -28,7 +29,7 @@ from winpod.windows.objects import NodeTerm as Term
 from winpod.windows.placement import Cluster, default_nodes, intended_os, judge
 from winpod.windows.platforms import Image, Manifest, Platform
 from winpod.windows.reading import At
-from winpod.windows.scheduling import admit, with_allocated
+from winpod.windows.scheduling import Room, admit, with_allocated
 from winpod.windows.verdicts import Cause, Outcome, Placement, Stage, Status
 
 APP_2019 = image("10.0.17763.805")
@@ -658,6 +659,34 @@ def test_grouping_changes_nothing(
         assert verdict.outcome is alone[name].outcome
         told = {r.cause for r in verdict.reasons}
         assert told == {r.cause for r in alone[name].reasons}
+
+
+def test_what_a_cluster_remembers_of_pods_has_a_bound_and_forgetting_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing, "_MOST_KEPT", 3)
+    labels = {f"zone{number}": "here" for number in range(10)}
+    cluster = Cluster([node("a", "2019", labels=labels), node("b", "2022")])
+    selectors = [{f"zone{number}": "here"} for number in range(10)]
+    asked = [pod(node_selector=tuple(selector.items())) for selector in selectors] * 2
+    assert {cluster.place(one, {"app": EVERY}).node for one in asked} == {"a"}
+    assert len(cluster._judged) == len(cluster._groups) == 3
+
+
+def test_what_is_sorted_by_resources_has_a_bound() -> None:
+    room = Room([node("a", allocatable=amounts(cpu="4"))])
+    for number in range(200):
+        assert not room.split(amounts(**{f"example.test/{number}": "1"}))[0]
+        assert room.split(amounts(cpu="4"))[0] == ("a",)
+    assert len(room._sorted) <= 50
+
+
+def test_labels_that_no_node_has_are_not_remembered() -> None:
+    cluster = Cluster([node("a"), node("b")])
+    for number in range(10):
+        asked = pod(node_selector=((f"nowhere{number}", "x"),))
+        assert cluster.place(asked, {"app": EVERY}).status is Status.CANNOT_RUN
+    assert len(cluster._groups) == 1
 
 
 @settings(max_examples=300)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from winpod.windows.builds import Build
 from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handlers
@@ -93,6 +94,8 @@ _RULE_LABELS = frozenset(
     )
 )
 _BY_NAME = "metadata.name"
+_MOST_KEPT = 1000
+"""Pods, and sets of labels, that a cluster remembers; their authors choose how many there are."""
 
 
 _Judged = tuple[tuple[Verdict, ...], list[tuple[Verdict, Room]]]
@@ -113,6 +116,7 @@ class Cluster:
         self.classes = {c.name: c for c in classes}
         self._groups: dict[frozenset[str], tuple[Room, ...]] = {}
         self._judged: dict[object, _Judged] = {}
+        self._labels = frozenset(key for node in self.nodes for key, _ in node.labels) | {_BY_NAME}
 
     def place(self, pod: Pod, images: Images) -> Placement:
         admitted, refusals = admit(pod, self.classes)
@@ -153,17 +157,26 @@ class Cluster:
                 else:
                     reachable.append((verdict, room))
             out_of_reach = tuple(replace(v, nodes=tuple(names)) for v, names in far.items())
+            _make_room(self._judged)
             self._judged[key] = (out_of_reach, reachable)
         return self._judged[key]
 
     def _alike(self, labels: frozenset[str]) -> tuple[Room, ...]:
         """Groups of nodes that no rule tells apart but by their size."""
+        labels &= self._labels
         if labels not in self._groups:
             groups: dict[object, list[Node]] = {}
             for node in self.nodes:
                 groups.setdefault(_shape(node, labels), []).append(node)
+            _make_room(self._groups)
             self._groups[labels] = tuple(Room(nodes) for nodes in groups.values())
         return self._groups[labels]
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    """What was kept first is forgotten, and found out again by who needs it."""
+    while len(kept) >= _MOST_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _shape(node: Node, labels: frozenset[str]) -> object:
@@ -236,14 +249,15 @@ def intended_os(
 
 
 def _os_of_affinity(pod: Pod) -> str:
+    """Where every term asks for the same one; a node needs to hold one term only."""
     named = {
-        value
+        frozenset(
+            v for r in term.labels if r.key == OS_LABEL and r.operator == "In" for v in r.values
+        )
         for term in pod.affinity or ()
-        for r in term.labels
-        if r.key == OS_LABEL and r.operator == "In"
-        for value in r.values
     }
-    return named.pop() if len(named) == 1 else ""
+    only = named.pop() if len(named) == 1 else frozenset[str]()
+    return next(iter(only)) if len(only) == 1 else ""
 
 
 def default_nodes(builds: Iterable[Build]) -> tuple[Node, ...]:

@@ -18,6 +18,8 @@ from winpod.windows.verdicts import Cause, Reason, Stage
 CORDON = Taint("node.kubernetes.io/unschedulable")
 ENDED_PHASES = ("Succeeded", "Failed")
 """A pod that has ended takes no room on its node."""
+_MOST_RESOURCES = 50
+"""By whose amounts nodes are kept sorted; pods may name any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class Room:
     def _free(self, resource: str) -> tuple[list[Decimal], list[int]]:
         """Amounts in rising order and whose they are; a node of unknown size is never short."""
         if resource not in self._sorted:
+            if len(self._sorted) >= _MOST_RESOURCES:
+                self._sorted.clear()
             pairs = sorted(
                 (_free(node, resource), i)
                 for i, node in enumerate(self.nodes)
