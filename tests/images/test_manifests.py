@@ -145,6 +145,7 @@ DESCRIPTOR = {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "0" * 64, "size":
         ({"manifests": [{**DESCRIPTOR, "mediaType": 1}]}, "mediaType"),
         ({"manifests": [{**DESCRIPTOR, "platform": {"os": 1}}]}, '"os"'),
         ({"manifests": [{**DESCRIPTOR, "platform": {"os.features": "x"}}]}, "os.features"),
+        ({"mediaType": "x" * 257, "manifests": []}, '"mediaType" of 257 characters'),
         ({"config": DESCRIPTOR}, 'list "layers"'),
         ({"config": None, "layers": []}, 'object "config"'),
     ],
@@ -154,6 +155,23 @@ def test_malformed_documents_say_what_is_wrong(document: object, says: str) -> N
     with pytest.raises(BadContent) as caught:
         parse_document(data, "The manifest")
     assert says in caught.value.sentence
+
+
+@pytest.mark.parametrize("key", ["os", "architecture", "variant", "os.version", "os.features"])
+def test_a_platform_is_not_kept_that_takes_more_room_than_one_needs(key: str) -> None:
+    for length in (256, 257):
+        value = ["x" * (length - 2), "y"] if key == "os.features" else "x" * length
+        platform = {"os": "windows", "architecture": "amd64", key: value}
+        data = json.dumps({"manifests": [{**DESCRIPTOR, "platform": platform}]}).encode()
+        if length == 256:
+            assert isinstance(parse_document(data, "The index"), Index)
+            continue
+        for parse, text in (
+            (parse_document, data),
+            (parse_config, json.dumps(platform).encode()),
+        ):
+            with pytest.raises(BadContent, match=f'"{key}" of 257 characters'):
+                parse(text, "The index")
 
 
 json_values = st.recursive(

@@ -37,6 +37,8 @@ MANIFEST_LIMIT = 4 << 20
 CONFIG_LIMIT = 8 << 20
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
+MAX_TEXT = 256
+"""What a platform or a media type may take; it is kept for as long as the image is known."""
 
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128}")
 _T = TypeVar("_T")
@@ -318,6 +320,7 @@ def _platform(value: Mapping[str, Any], name: str) -> Platform:
     features = value.get("os.features") or []
     if not isinstance(features, list) or not all(isinstance(f, str) for f in features):
         raise BadContent(f'{name} has an "os.features" that is not a list of names.')
+    _text(",".join(features), "os.features", name)
     return Platform.normalised(
         os=_text(value.get("os"), "os", name),
         architecture=_text(value.get("architecture"), "architecture", name),
@@ -332,4 +335,9 @@ def _text(value: object, key: str, name: str) -> str:
         return ""
     if not isinstance(value, str):
         raise BadContent(f'{name} has a "{key}" that is not text.')
+    if len(value) > MAX_TEXT:
+        raise BadContent(
+            f'{name} has a "{key}" of {len(value)} characters, which is more than {MAX_TEXT}.',
+            "Is this a container image?",
+        )
     return value
