@@ -201,6 +201,34 @@ async def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         assert images.known(f"{address}/app:c")
 
 
+async def test_images_of_many_platforms_leave_room_for_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looking_up, "_MOST_MANIFESTS", 5)
+    stand_in = StandIn(index(V2019, V2022))
+    async with serve(stand_in) as address, looking(0) as images:
+        for tag in "aaabc":
+            await images.describe(f"{address}/app:{tag}", (), 5)
+        kept = [name.rpartition(":")[2] for name, _ in images._kept]
+        assert kept == ["b", "c"]
+        stand_in.image = index(V2019)
+        for tag in "bcd":
+            await images.describe(f"{address}/app:{tag}", (), 5)
+        assert len(images._kept) == images._manifests == 3
+
+
+async def test_logins_of_the_operator_s_own_user_are_never_used_for_others(
+    home: Path, basic_registry: str
+) -> None:
+    log_in(home, auths(basic_registry))
+    image = await push(home, basic_registry, "own:1", "2019")
+    async with looking() as images:
+        denied = await images.describe(image, (), 5)
+        assert denied.image is None
+        assert denied.problem
+        assert (await images.describe(image, [secret(basic_registry)], 5)).is_certain
+
+
 async def test_nothing_is_left_on_disk(home: Path) -> None:
     async with serve(StandIn(index(V2019))) as address, looking() as images:
         await images.describe(f"{address}/app:1", (), 5)

@@ -28,6 +28,8 @@ from winpod.windows.platforms import Image
 
 Secrets = Sequence[Mapping[str, Any]]
 _MOST = 10_000
+_MOST_MANIFESTS = 50_000
+"""Of all images together: one may have as many as a hundred others."""
 _FAILURE_SECONDS = 10.0
 _LOOKUP_SECONDS = 30.0
 _AT_ONCE = 16
@@ -51,6 +53,10 @@ class _Kept:
     found: Found
     until: float
 
+    @property
+    def manifests(self) -> int:
+        return len(self.found.image.manifests) if self.found.image else 0
+
 
 _Key = tuple[str, str]
 
@@ -62,6 +68,7 @@ class Images:
         self._tag_seconds = tag_seconds
         self._metrics = metrics
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._manifests = 0
         self._under_way: dict[_Key, asyncio.Task[Found]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -118,7 +125,10 @@ class Images:
             began = time.monotonic()
             try:
                 async with ImageSources(
-                    cache=_KEEPS_NOTHING, sizes=False, time_limit=_LOOKUP_SECONDS
+                    cache=_KEEPS_NOTHING,
+                    sizes=False,
+                    time_limit=_LOOKUP_SECONDS,
+                    user_credentials=False,
                 ) as sources:
                     found = Found(await sources.describe(str(reference), secrets))
                     seconds = float("inf") if reference.digest else self._tag_seconds()
@@ -141,10 +151,13 @@ class Images:
         return guess, _FAILURE_SECONDS, "denied" if denied else "failed"
 
     def _keep(self, key: _Key, kept: _Kept) -> None:
+        if before := self._kept.pop(key, None):
+            self._manifests -= before.manifests
         self._kept[key] = kept
-        self._kept.move_to_end(key)
-        if len(self._kept) > _MOST:
-            self._kept.popitem(last=False)
+        self._manifests += kept.manifests
+        while len(self._kept) > _MOST or self._manifests > _MOST_MANIFESTS:
+            _, oldest = self._kept.popitem(last=False)
+            self._manifests -= oldest.manifests
 
 
 def _reference(text: str) -> Reference:

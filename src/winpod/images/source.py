@@ -43,7 +43,8 @@ class ImageSources:
     """Describes images. An async context manager.
 
     `sizes=False` leaves out what only their sizes need: one request an image instead of one a
-    platform. `time_limit` is for each image.
+    platform. `time_limit` is for each image. `user_credentials=False` leaves out this user's own
+    logins, where images are looked up for somebody else.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ImageSources:
         time_limit: float = 30.0,
         concurrency: int = 16,
         sizes: bool = True,
+        user_credentials: bool = True,
     ) -> None:
         self._layout_paths = tuple(layouts)
         self._offline = offline
@@ -68,7 +70,7 @@ class ImageSources:
         self._layouts: dict[Path, Layout] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[Image]] = {}
         self._repositories: dict[tuple[str, str, str], Repository] = {}
-        self._docker_config: tuple[CredentialSource, ...] | None = None
+        self._docker_config: tuple[CredentialSource, ...] | None = None if user_credentials else ()
 
     async def __aenter__(self) -> Self:
         for path in self._layout_paths:
