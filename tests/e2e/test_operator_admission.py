@@ -369,6 +369,9 @@ def test_a_registry_with_a_password_is_asked_with_the_pods_or_its_accounts_pull_
     secrets = [{"name": "login"}]
     own = create(plane, app_pod("own", image, imagePullSecrets=secrets, **WINDOWS))
     assert (own.class_name, own.warnings) == ("windows-2019", [])
+    elsewhere = [{"name": "../../apps/secrets/login"}]
+    astray = app_pod("astray", image, imagePullSecrets=elsewhere, **WINDOWS)
+    assert create(plane, astray, "--dry-run=server").class_name == ""
     accounts = create(plane, app_pod("accounts", image, serviceAccountName="puller", **WINDOWS))
     assert (accounts.class_name, accounts.warnings) == ("windows-2019", [])
     unsaid = workload("Deployment", "private", image, serviceAccountName="puller", **WINDOWS)

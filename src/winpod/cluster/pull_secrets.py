@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from winpod.windows.errors import WinpodError
 
 _KEPT_SECONDS = 60.0
 _REMEMBERED = 1000
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 class PullSecrets:
@@ -25,13 +27,23 @@ class PullSecrets:
     async def of(
         self, namespace: str, names: Sequence[str], service_account: str = ""
     ) -> list[Mapping[str, Any]]:
-        """Those that a pod names, else its service account's; those that are not there are not."""
-        if not names and service_account:
+        """Those that a pod names, else its service account's; those that are not there are not.
+
+        Names come from whoever writes pods, before anybody has looked at them: what is not the name
+        of an object could lead out of the namespace, and is no name.
+        """
+        if not _NAME.fullmatch(namespace):
+            return []
+        if not names and _NAME.fullmatch(service_account):
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}"
             account = await self._get(v1.ServiceAccount, path)
             if isinstance(account, v1.ServiceAccount):
                 names = [ref.name for ref in account.imagePullSecrets or () if ref.name]
-        paths = [f"/api/v1/namespaces/{namespace}/secrets/{name}" for name in names]
+        paths = [
+            f"/api/v1/namespaces/{namespace}/secrets/{name}"
+            for name in names
+            if _NAME.fullmatch(name)
+        ]
         found = await asyncio.gather(*(self._get(v1.Secret, path) for path in paths))
         return [secret.to_dict() for secret in found if isinstance(secret, v1.Secret)]
 

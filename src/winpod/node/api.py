@@ -19,7 +19,7 @@ from lightkube.models import meta_v1
 
 from winpod import __version__
 from winpod.node.access import Access
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
 T = TypeVar("T", bound=DictMixin)
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -202,6 +202,8 @@ class ApiServer:
         content: str,
         limits: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if _leads_astray(path):
+            raise InvalidInput(f'"{path}" is not the path of an object.')
         headers = {"Content-Type": content, "Accept": _JSON, **await self._access.headers()}
         try:
             async with self._open().request(
@@ -247,6 +249,11 @@ _ending: set[asyncio.Task[None]] = set()
 async def _close_later(session: aiohttp.ClientSession) -> None:
     await asyncio.sleep(2 * _REQUEST_SECONDS)
     await session.close()
+
+
+def _leads_astray(path: str) -> bool:
+    """A name in it that somebody made up could lead to another object than it seems to."""
+    return not {"..", "."}.isdisjoint(path.split("/")) or not {"?", "#", "%"}.isdisjoint(path)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
