@@ -489,6 +489,12 @@ class TestImagesThatAreNotKnown:
         assert len(decision.warnings) == 2
 
 
+def test_what_the_api_server_has_admitted_is_not_refused_for_a_class_that_is_not_seen_yet() -> None:
+    decision = decided(pod(runtimeClassName="brand-new", **WINDOWS), image("2019"))
+    assert not decision.refusal
+    assert "not sure to be admitted" in decision.warnings[0]
+
+
 class TestRetiringClasses:
     SENTENCE = "use windows-2022 from June on (ask the platform team)"
     RETIRING: ClassVar = {"windows-2019": SENTENCE}
@@ -499,6 +505,19 @@ class TestRetiringClasses:
         )
         assert decision.fate is Fate.RETIRED
         assert decision.refusal == f"RuntimeClass windows-2019 takes no new pods: {self.SENTENCE}"
+
+    def test_are_not_gone_round_by_an_annotation_that_cannot_be_read(self) -> None:
+        wrote = pod(
+            metadata={"annotations": {"winpod.dev/os-version": "nonsense"}},
+            runtimeClassName="windows-2019",
+        )
+        assert self.SENTENCE in decided(wrote, image("2019"), retiring=self.RETIRING).refusal
+
+    def test_take_none_of_which_nobody_knows_what_it_is_for(self) -> None:
+        odd = RuntimeClass("windows-2019", "somebodys")
+        wrote = pod(runtimeClassName="windows-2019")
+        decision = decided(wrote, unknown(), classes=(odd,), retiring=self.RETIRING)
+        assert self.SENTENCE in decision.refusal
 
     def test_are_not_chosen_where_another_fits(self) -> None:
         decision = decided(pod(), image("2019"), retiring=self.RETIRING)

@@ -550,13 +550,18 @@ def test_bound_pods_take_room_with_their_overhead() -> None:
     assert other.allocated == ()
 
 
+ON_LINUX = Term((Requirement("kubernetes.io/os", "In", ("linux",)),))
+
+
 @pytest.mark.parametrize(
     ("asked", "images", "os"),
     [
         (pod(os="windows"), {}, "windows"),
         (pod(node_selector=(("kubernetes.io/os", "linux"),)), {}, "linux"),
         (pod(runtime_class="hv"), {}, "windows"),
-        (pod(affinity=(Term((Requirement("kubernetes.io/os", "In", ("linux",)),)),)), {}, "linux"),
+        (pod(affinity=(ON_LINUX,)), {}, "linux"),
+        (pod(affinity=(ON_LINUX, ON_LINUX)), {}, "linux"),
+        (pod(affinity=(ON_LINUX, Term((Requirement("pool", "In", ("a",)),)))), {}, ""),
         (pod(), {"app": EVERY}, "windows"),
         (pod(), {"app": linux_image()}, "linux"),
         (pod(), {}, ""),

@@ -64,13 +64,21 @@ class Answer:
 
 
 def read_pod(obj: Mapping[str, Any]) -> Pod | None:
-    """None for what is not ours to judge: a node's own pod, or one that the API server refuses."""
+    """None for what is not ours to judge: a node's own pod, or one that the API server refuses.
+
+    An annotation that cannot be read is as if it were not there, as it is to nodes.
+    """
     try:
         if At(obj).get("metadata", "annotations", _MIRROR):
             return None
-        return Pod.from_template(obj)
     except InvalidInput:
         return None
+    for told in (obj, {"spec": obj.get("spec")}):
+        try:
+            return Pod.from_template(told)
+        except InvalidInput:
+            continue
+    return None
 
 
 def read_template(obj: Mapping[str, Any]) -> tuple[Mapping[str, Any], Path, Pod] | None:
@@ -176,10 +184,10 @@ def _decide(
     problems = asked.problems
     if contradiction := find_contradiction(asked.pod, cluster, asked.certain):
         return Decision(Fate.CONTRADICTS, refusal=contradiction)
-    if asked.os != "windows":
-        return Decision(warnings=tuple(f"this was not looked at: {one}" for one in problems))
     if sentence := retiring.get(pod.runtime_class):
         return Decision(Fate.RETIRED, refusal=_retired(pod.runtime_class, sentence))
+    if asked.os != "windows":
+        return Decision(warnings=tuple(f"this was not looked at: {one}" for one in problems))
     if problems and not settings.admission.fail_open:
         return Decision(Fate.UNKNOWN, refusal=_unchecked(problems))
     choice = choose(asked.pod, cluster, asked.images, settings, retiring)
@@ -212,6 +220,8 @@ def judge(choice: Choice, cluster: Cluster, images: Images, retiring: Mapping[st
     if placement.status is Status.RUNS:
         return Answer(Fate.RUNS)
     why_not = describe_placement(placement, cluster)
+    if placement.refusals:  # the API server's to say, which may know a class that is not seen yet
+        return Answer(Fate.UNKNOWN, f"it is not sure to be admitted: {why_not}")
     match placement.status:
         case Status.UNKNOWN:
             return Answer(Fate.UNKNOWN, f"it is not sure to run: {why_not}")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from aiohttp import web
 
 from winpod.cluster.leading import Leading
+from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.view import View
 
 
-def health_routes(view: View, leading: Leading) -> list[web.RouteDef]:
+def health_routes(view: View, settings: LiveSettings, leading: Leading) -> list[web.RouteDef]:
     async def lives(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def is_ready(_: web.Request) -> web.Response:
-        if not view.is_known:
+        if not (view.is_known and settings.is_known):
             return web.Response(status=503, text="the cluster is not known yet\n")
         return web.Response(text="leads\n" if leading.is_leader else "waits to lead\n")
 

@@ -38,6 +38,10 @@ class LiveSettings:
     async def run(self) -> None:
         await self._following.run()
 
+    @property
+    def is_known(self) -> bool:
+        return self._following.is_known.is_set()
+
     async def until_known(self) -> None:
         await self._following.is_known.wait()
 

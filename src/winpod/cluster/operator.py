@@ -113,7 +113,7 @@ class Operator:
             ("upgrades", self._upgrades.run),
         ]
         self._routes: list[web.RouteDef] = [
-            *health_routes(self._view, self._leading),
+            *health_routes(self._view, self._settings, self._leading),
             metrics_route(self._numbers),
             *Page(sights, TokenGate(self._api, lambda: self._settings.now)).routes(),
         ]

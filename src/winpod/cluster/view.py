@@ -78,7 +78,9 @@ class View:
         self._is_room_old = False
 
     async def run(self) -> None:
-        await asyncio.gather(*(following.run() for following in self._followings))
+        async with asyncio.TaskGroup() as group:
+            for following in self._followings:
+                group.create_task(following.run())
 
     async def until_known(self) -> None:
         for following in self._followings:
