@@ -8,6 +8,7 @@ read again. So whoever leads next goes on where the last one was, at whatever mo
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -101,13 +102,14 @@ class Upgrades:
             if upgrade is None:
                 self._known.pop(name, None)
                 return True
-            self._known[name] = upgrade
+            self._known[name] = copy.deepcopy(upgrade)  # what is not saved yet is not known
             self._saved = msgspec.json.encode(upgrade.status)
             return not progress.is_settled(upgrade) and await self._go_on(upgrade)
         except Refused as error:
             if error.is_conflict:  # somebody else wrote into it: it is read again
                 return True
-            self._tell(self._known[name], "UpgradeWaits", error.sentence, "Warning")
+            if known := self._known.get(name):
+                self._tell(known, "UpgradeWaits", error.sentence, "Warning")
             return False
         except Unavailable as error:
             _log.info("the upgrade %s waits: %s", name, error)
