@@ -1,11 +1,13 @@
 """Who a pod is to its API server: the files and variables that every pod has."""
 
+import asyncio
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from winpod.node.access import service_account_access
+from winpod.node.access import Access, service_account_access
 from winpod.node.certificates import Key, of_node
 from winpod.windows.errors import InvalidInput, Unavailable
 
@@ -53,3 +55,20 @@ def test_outside_of_a_pod_a_kubeconfig_is_asked_for(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     with pytest.raises(InvalidInput, match="KUBERNETES_SERVICE_HOST is not set"):
         service_account_access(files)
+
+
+async def test_nobody_goes_without_a_token_while_a_program_is_asked_for_it(tmp_path: Path) -> None:
+    program = tmp_path / "login"
+    program.write_text('#!/bin/sh\nsleep 0.2\necho \'{"status": {"token": "told"}}\'\n')
+    program.chmod(0o755)
+    access = Access(
+        "https://server", ssl.create_default_context(), plugin={"command": str(program)}
+    )
+    answers = await asyncio.gather(*(access.headers() for _ in range(3)))
+    assert answers == [{"Authorization": "Bearer told"}] * 3
+    failing = Access(
+        "https://server", ssl.create_default_context(), plugin={"command": "/bin/false"}
+    )
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="told no token"):
+            await failing.headers()

@@ -49,21 +49,22 @@ class Access:
     files: tuple[Path, ...] = ()
     _versions: Versions = ()
     _fresh_until: float = field(default=float("-inf"), repr=False)
+    _renewing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def headers(self) -> dict[str, str]:
-        await self._renew()
+        async with self._renewing:
+            await self._renew()
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     async def _renew(self) -> None:
         now = time.monotonic()
         if now < self._fresh_until:
             return
-        self._fresh_until = now + _TOKEN_SECONDS
+        fresh = float(_TOKEN_SECONDS)
         if self.token_file:
             try:
                 self.token = self.token_file.read_text().strip()
             except OSError as error:
-                self._fresh_until = now
                 raise Unavailable(
                     f"the token for the API server cannot be read: {self.token_file}: "
                     f"{error.strerror}."
@@ -71,8 +72,8 @@ class Access:
         elif self.plugin:
             self.token, expires = await _ask_plugin(self.plugin)
             if expires:
-                left = (expires - datetime.now(UTC)).total_seconds()
-                self._fresh_until = now + left - _TOKEN_SECONDS
+                fresh = (expires - datetime.now(UTC)).total_seconds() - _TOKEN_SECONDS
+        self._fresh_until = now + fresh
 
     def is_outdated(self) -> bool:
         """Whether a file was replaced since all of this was read."""
