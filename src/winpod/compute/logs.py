@@ -24,10 +24,11 @@ async def reopen_log(path: str, writer: int | None) -> None:
         return
     if not Path(path).parent.is_dir():
         raise LogNotReopened(path, "its directory is gone")
-    if writer is None or not _is_running_wproxy(writer):
-        raise LogNotReopened(path, "its container does not run")
-    os.kill(writer, signal.SIGUSR1)
+    if writer is not None and _is_running_wproxy(writer):
+        os.kill(writer, signal.SIGUSR1)
     for _ in range(_LOOKS):
+        if writer is None or not _is_running_wproxy(writer):
+            raise LogNotReopened(path, "its container does not run")
         if _holds(writer, path):
             return
         await asyncio.sleep(_LOOK_AGAIN)
