@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 
 from winpod.cluster.classes import desired_classes
 from winpod.cluster.node_labels import HANDLER_PREFIX
+from winpod.cluster.nodes_to_come import nodes_to_come
 from winpod.cluster.settings import Settings
-from winpod.windows.builds import Build, parse_version
+from winpod.windows.builds import Build
 from winpod.windows.handlers import PROCESS
 from winpod.windows.isolation import Isolation
 from winpod.windows.objects import (
@@ -22,7 +23,6 @@ from winpod.windows.objects import (
     BUILD_LABEL,
     OS_LABEL,
     OSVERSION_LABEL,
-    Node,
     Pod,
     RuntimeClass,
     Toleration,
@@ -86,7 +86,9 @@ def choose(
     retiring: Mapping[str, str],
 ) -> Choice:
     """What fits best; the pod as it is where its author chose, or where nothing fits."""
-    if pod.runtime_class or pod.every_node or any(text not in images for text in pod.images):
+    if pod.every_node:
+        return Choice(pod, _place_everywhere(pod, cluster, images, settings, retiring))
+    if pod.runtime_class or any(text not in images for text in pod.images):
         return Choice(pod, cluster.place(pod, images))
     offers = _classes if settings.classes else _nodes
     ranked = sorted(
@@ -102,6 +104,33 @@ def choose(
             return choice
     wanted = fitting[0].runtime_class if fitting else ""
     return Choice(pod, cluster.place(pod, images), retiring=wanted)
+
+
+def _place_everywhere(
+    pod: Pod,
+    cluster: Cluster,
+    images: Images,
+    settings: Settings,
+    retiring: Mapping[str, str],
+) -> Placement:
+    """Each node's pod is asked about for itself, since each gets its own class when it comes."""
+    placement = cluster.place(pod, images)
+    if placement.refusals:
+        return placement
+    nodes = {node.name: node for node in cluster.nodes}
+    verdicts = []
+    for verdict in placement.verdicts:
+        if verdict.outcome is Outcome.FAILS:
+            alone = Cluster((nodes[verdict.nodes[0]],), cluster.classes.values(), cluster.handlers)
+            choice = choose(replace(pod, every_node=False), alone, images, settings, retiring)
+            if choice.placement.status is Status.RUNS:
+                verdict = replace(choice.placement.verdicts[0], nodes=verdict.nodes)
+        verdicts.append(verdict)
+    outcomes = {verdict.outcome for verdict in verdicts}
+    status = placement.status
+    if Outcome.RUNS in outcomes:
+        status = Status.MAY_FAIL if Outcome.FAILS in outcomes else Status.RUNS
+    return replace(placement, status=status, verdicts=tuple(verdicts))
 
 
 def _classes(pod: Pod, cluster: Cluster, images: Images, settings: Settings) -> Iterable[Choice]:
@@ -197,24 +226,7 @@ def may_come(pod: Pod, cluster: Cluster, images: Images) -> bool:
     if placement.refusals or not all(is_out_of_reach(v.reasons) for v in placement.verdicts):
         return False
     admitted, _ = admit(pod, cluster.classes)
-    anywhere = replace(admitted, pod=replace(admitted.pod, affinity=None, node_name=""))
     return any(
-        judge(anywhere, node, images, cluster.handlers).outcome in (Outcome.RUNS, Outcome.UNKNOWN)
-        for node in _imagined(dict(admitted.pod.node_selector), images)
+        judge(admitted, node, images, cluster.handlers).outcome in (Outcome.RUNS, Outcome.UNKNOWN)
+        for node in nodes_to_come(admitted.pod, cluster, images)
     )
-
-
-def _imagined(selector: Mapping[str, str], images: Images) -> Iterable[Node]:
-    """Windows nodes with the labels that are selected, of each build that the images have."""
-    if selector.get(OS_LABEL, "windows") != "windows":
-        return
-    builds = {selector.get(BUILD_LABEL, "")} - {""} or {
-        str(m.platform.build.base)
-        for image in images.values()
-        for m in image.manifests
-        if m.platform.build
-    }
-    for build in sorted(builds):
-        if parse_version(build):
-            labels = {OS_LABEL: "windows", BUILD_LABEL: build, **selector}
-            yield Node("new", tuple(sorted(labels.items())))
