@@ -31,6 +31,8 @@ from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 _POLL_SECONDS = 2.0
 _REST = 4.0
 """How many times as long as a look took, nothing is looked at: large clusters take long."""
+_PASSING = frozenset((403, 409, 410))
+"""Refusals that an API server takes back: while it starts, or when somebody else was faster."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,7 @@ class Upgrades:
         self._clock = clock
         self._known: dict[str, WindowsUpgrade] = {}
         self._saved = b""
+        self._looked_at: set[tuple[str, str, str, str]] = set()
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -113,6 +116,7 @@ class Upgrades:
             return False
         except Unavailable as error:
             _log.info("the upgrade %s waits: %s", name, error)
+            self._looked_at.clear()
             return False
 
     async def _go_on(self, upgrade: WindowsUpgrade) -> bool:
@@ -158,6 +162,7 @@ class Upgrades:
             step.before = step.before or await steps.before(step)
             step.state, step.started_at = progress.RUNNING, self._stamp()
             await self._save(upgrade, _show(step))
+        self._count_from_now(upgrade, step)
         try:
             made = await steps.forward(step, status)
         except LeftBehind as error:
@@ -168,7 +173,9 @@ class Upgrades:
         except Unavailable:
             raise
         except WinpodError as error:
-            return await self._fail(upgrade, step, error.sentence)
+            if not _may_pass(error):
+                return await self._fail(upgrade, step, error.sentence)
+            made = Progress(message=error.sentence)
         if status.phase == progress.BLOCKED:
             status.phase, step.started_at = progress.RUNNING, self._stamp()
         if made.is_done:
@@ -208,12 +215,13 @@ class Upgrades:
         if not step.message.startswith("undoing"):
             step.message, step.started_at = "undoing", self._stamp()
             await self._save(upgrade, f"undoing {_show(step)}")
+        self._count_from_now(upgrade, step)
         try:
             made = await steps.back(step)
         except Unavailable:
             raise
         except WinpodError as error:
-            made = Progress(is_done=True, message=error.sentence)
+            made = Progress(is_done=not _may_pass(error), message=error.sentence)
         if not made.is_done and not made.look_again and self._is_late(step, patience):
             made = Progress(is_done=True, message=f"not awaited any longer: {made.message}")
         if made.is_done:
@@ -259,12 +267,23 @@ class Upgrades:
         subject = Subject(KIND, "", upgrade.name, upgrade.metadata.uid)
         self._tell_event(Event(subject, kind, reason, message))
 
+    def _count_from_now(self, upgrade: WindowsUpgrade, step: StepRecord) -> None:
+        """Time in which nobody could look, or no operator was there to, is no patience spent."""
+        key = (upgrade.metadata.uid, upgrade.status.phase, step.do, step.target)
+        if key not in self._looked_at:
+            self._looked_at.add(key)
+            step.started_at = self._stamp()
+
     def _is_late(self, step: StepRecord, patience: int) -> bool:
         began = datetime.fromisoformat(step.started_at)
         return self._clock().astimezone(UTC) > began + timedelta(seconds=patience)
 
     def _stamp(self) -> str:
         return progress.stamp(self._clock())
+
+
+def _may_pass(error: WinpodError) -> bool:
+    return isinstance(error, Refused) and error.status in _PASSING
 
 
 def _show(step: StepRecord) -> str:

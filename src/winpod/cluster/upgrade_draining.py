@@ -84,6 +84,9 @@ class Draining:
         scene, plan = await self._survey.plan(self._asked)
         _check_planned(scene, plan, status)
         if leaving := _leaving(plan.moves, plan.old_nodes):
+            staying = sorted({pod.node for _, pod in leaving if not pod.is_leaving})
+            if staying:  # who could not move when its node was drained, and can now
+                raise Unplanned(tuple(Step(Do.DRAIN, node) for node in staying))
             workload, pod = leaving[0]
             return Progress(message=f"{workload} has pod {pod.name} on {pod.node}")
         if late := _changed_back(plan.moves):
