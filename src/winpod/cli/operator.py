@@ -47,6 +47,13 @@ def command(
     webhook_port: Annotated[
         int, typer.Option(metavar="PORT", help="Where the API server asks about pods.")
     ] = 8443,
+    webhook_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Answer there only who has a certificate of this authority; else, everybody.",
+        ),
+    ] = None,
     page_port: Annotated[
         int, typer.Option(metavar="PORT", help="Where the page is, on this machine's loopback.")
     ] = 8081,
@@ -66,6 +73,7 @@ def command(
         address=address,
         port=port,
         webhook_port=webhook_port,
+        webhook_client_ca=webhook_client_ca,
         page_port=page_port,
     )
     asyncio.run(_until_stopped(Operator(access, place)))

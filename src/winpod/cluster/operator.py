@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -50,6 +51,7 @@ class Place:
     address: str = "0.0.0.0"  # noqa: S104 - probes come from the node
     port: int = 8080
     webhook_port: int = 8443
+    webhook_client_ca: Path | None = None
     page_port: int = 8081
 
 
@@ -77,7 +79,7 @@ class Operator:
             self._view,
             self._settings,
             AdmissionMetrics(self._numbers),
-            Listening(place.namespace, place.address, place.webhook_port),
+            Listening(place.namespace, place.address, place.webhook_port, place.webhook_client_ca),
             lambda one: self._tell(refused(one.namespace, one.name, one.sentence)),
         )
         self._judging = Judging(

@@ -1,4 +1,7 @@
-"""The webhook at its port: with certificates of its own, renewed while it listens."""
+"""The webhook at its port: with certificates of its own, renewed while it listens.
+
+Where there is an authority for clients, only who has a certificate of it is answered.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from winpod.cluster.webhook import Refusal, Webhook
 from winpod.cluster.webhook_certificates import Certificates
 from winpod.cluster.webhook_secret import shared_certificates, trust_authority
 from winpod.node.api import ApiServer
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
 _SERVICE = "winpod-webhook"
 _LARGEST = 16 * 1024**2
@@ -39,6 +42,7 @@ class Listening:
     namespace: str
     address: str = "0.0.0.0"  # noqa: S104 - the API server is elsewhere
     port: int = 8443
+    client_authority: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +74,7 @@ class WebhookServer:
             listening.namespace,
             on_refusal,
         )
-        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context = serving_context(listening.client_authority)
         self._serving: Certificates | None = None
 
     async def run(self) -> None:
@@ -132,6 +136,23 @@ class WebhookServer:
         except WinpodError as error:
             _log.warning("the webhook's certificates cannot be looked after: %s", error)
             return False
+
+
+def serving_context(client_authority: Path | None) -> ssl.SSLContext:
+    """Without the certificates to serve with, which change."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if client_authority is None:
+        return context
+    try:
+        context.load_verify_locations(client_authority)
+    except OSError as error:
+        raise InvalidInput(
+            f"{client_authority} cannot be read as the authority of the webhook's clients: "
+            f"{error.strerror or error}.",
+            "Give a file of certificates in PEM form.",
+        ) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _load(context: ssl.SSLContext, found: Certificates) -> None:
