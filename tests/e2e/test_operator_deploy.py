@@ -12,6 +12,7 @@ from tests.e2e.helm import (
     MANIFESTS,
     NAMESPACE,
     RELEASE,
+    HelmFailed,
     as_yaml,
     helm,
     objects,
@@ -35,6 +36,8 @@ CHOICES = {
         *("--set", "rbac.page=true,priorityClassName=system-cluster-critical"),
         *("--set", "image.pullSecrets[0].name=pull,podAnnotations.a=b"),
         *("--set", "tolerations[0].operator=Exists,settings.page.authenticated=true"),
+        *("--set", "webhook.clientAuthority=api-servers,webhook.networkPolicy.enabled=true"),
+        *("--set", "webhook.networkPolicy.from[0].ipBlock.cidr=192.0.2.0/28"),
     ),
 }
 
@@ -104,6 +107,35 @@ def test_the_webhook_s_death_stops_nobody_and_exempt_namespaces_are_never_asked_
             (rule,) = webhook["namespaceSelector"]["matchExpressions"]
             assert rule["operator"] == "NotIn"
             assert rule["values"] == ["infra", "winpod-system"]
+
+
+def test_only_those_who_are_named_reach_the_webhook_and_everybody_the_metrics(
+    tmp_path: Path,
+) -> None:
+    chosen = "webhook.networkPolicy.enabled=true"
+    with pytest.raises(HelmFailed, match="say where the API servers are"):
+        rendered(tmp_path, "--set", chosen)
+    cidr = "webhook.networkPolicy.from[0].ipBlock.cidr=192.0.2.0/28"
+    listed = objects(rendered(tmp_path, "--set", f"{chosen},{cidr}"))
+    policy = named(listed, "NetworkPolicy")["spec"]
+    assert policy["ingress"] == [
+        {"ports": [{"port": "http"}]},
+        {"ports": [{"port": "webhook"}], "from": [{"ipBlock": {"cidr": "192.0.2.0/28"}}]},
+    ]
+    pods = named(listed, "Deployment")["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+
+
+def test_the_authority_of_the_webhook_s_clients_is_mounted_where_it_is_read(
+    tmp_path: Path,
+) -> None:
+    listed = objects(rendered(tmp_path, "--set", "webhook.clientAuthority=api-servers"))
+    pod = named(listed, "Deployment")["spec"]["template"]["spec"]
+    (operator,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in operator["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["webhook-clients"]["configMap"] == {"name": "api-servers"}
+    assert f"--webhook-client-ca={mounts['webhook-clients']}/ca.crt" in operator["args"]
 
 
 def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(
