@@ -62,6 +62,15 @@ def test_pods_that_were_promised_their_resources_go_last() -> None:
     assert sorted(going(larger, promised, *asking)) == ["one", "promised"]
 
 
+def test_nobody_goes_for_room_that_comes_anyway() -> None:
+    runs, ends = sized("runs", cpu="2"), sized("ends", cpu="2")
+    new = sized("new", cpu="2", priority=SYSTEM)
+    missing = list(lacks(new, map(taken_by, (runs, ends)), FACTS))
+    assert missing
+    assert to_preempt(new, [runs], missing, ending=[ends]) == []
+    assert names(to_preempt(new, [runs, ends], missing)) == ["runs"]
+
+
 def test_several_resources_are_weighed_alike() -> None:
     others = [
         sized("processors", cpu="3", memory="1Gi"),

@@ -25,8 +25,14 @@ class NotEnough(Exception):
         super().__init__(f"no set of running pods found to reclaim resources: [{listed}]")
 
 
-def to_preempt(pod: v1.Pod, others: Iterable[v1.Pod], lacks: Iterable[Lack]) -> list[v1.Pod]:
-    missing = {lack.name: lack.missing for lack in lacks}
+def to_preempt(
+    pod: v1.Pod,
+    others: Iterable[v1.Pod],
+    lacks: Iterable[Lack],
+    ending: Sequence[v1.Pod] = (),
+) -> list[v1.Pod]:
+    """Of the others. What those give back that end already is not asked of anybody else."""
+    missing = _left({lack.name: lack.missing for lack in lacks}, ending)
     going = [other for other in others if _may_preempt(pod, other)]
     if too_little := _left(missing, going):
         raise NotEnough(too_little)

@@ -1,7 +1,7 @@
 """Whether the node takes a pod now: as it is, or with the room that others have to make.
 
-One critical pod at a time makes room, and waits until those that go have gone: what it is given is
-free when it comes.
+One pod is asked about after the other. A critical one makes room, and waits until those that go
+have gone: what it is given is free when it comes, and nobody else has taken it meanwhile.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Taking:
     async def refusal(self, pod: v1.Pod) -> Why | None:
         """Why the pod is not taken. Between the answer and what follows nobody else is asked."""
         node = await self._means.objects.node()
-        if not is_critical(pod):
-            others = self._taken(uid_of(pod))
-            return refusal(pod, others, self._means.facts, node, self._pressures())
         async with self._turn:
+            if not is_critical(pod):
+                taken = self._taken(uid_of(pod))
+                return refusal(pod, taken, self._means.facts, node, self._pressures())
             while True:
                 others = list(self._taken(uid_of(pod)))
                 without_amounts = [replace(other, needs=()) for other in others]
@@ -73,9 +73,11 @@ class Taking:
                     return why
 
     async def _make_room(self, pod: v1.Pod, missing: Iterable[Lack]) -> Why | None:
-        known = self._pods()
+        known = {uid: one for uid, one in self._pods().items() if not one[1].ended.is_set()}
+        ending = [other for other, worker in known.values() if worker.is_ending]
+        others = (other for other, worker in known.values() if not worker.is_ending)
         try:
-            going = to_preempt(pod, (other for other, _ in known.values()), missing)
+            going = to_preempt(pod, others, missing, ending)
         except NotEnough as error:
             return Why(
                 "UnexpectedAdmissionError",
@@ -83,10 +85,16 @@ class Taking:
                 f"preemption: error finding a set of pods to preempt: {error}",
             )
         for other in going:
-            worker = known[uid_of(other)][1]
-            if not worker.is_ending:
-                await self._means.tell(other, "Warning", _PREEMPTED.reason, _PREEMPTED.message)
-                worker.fail(_PREEMPTED, grace_seconds(other), _TARGET)
-        for other in going:
-            await known[uid_of(other)][1].ended.wait()
+            await self._means.tell(other, "Warning", _PREEMPTED.reason, _PREEMPTED.message)
+            known[uid_of(other)][1].fail(_PREEMPTED, grace_seconds(other), _TARGET)
+        await _until_one_has_ended([known[uid_of(other)][1] for other in (*ending, *going)])
         return None
+
+
+async def _until_one_has_ended(workers: Iterable[Preempted]) -> None:
+    waits = [asyncio.ensure_future(worker.ended.wait()) for worker in workers]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
