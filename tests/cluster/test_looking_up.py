@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,28 @@ async def test_a_tag_is_kept_for_as_long_as_people_say() -> None:
                 assert found.image.builds() == (builds,)
 
 
+async def test_what_a_tag_named_once_is_an_old_answer_and_the_registry_can_be_asked_anew() -> None:
+    stand_in = StandIn(index(V2019))
+    digest = f"app@{stand_in.image.root.digest}"
+    async with looking() as images:
+        async with serve(stand_in) as address:
+            text = f"{address}/app:1"
+            assert not (await images.describe(text, (), 5)).is_old
+            assert (await images.describe(text, (), 5)).is_old
+            await images.describe(f"{address}/{digest}", (), 5)
+            assert not (await images.describe(f"{address}/{digest}", (), 5)).is_old
+            stand_in.image = index(V2022)
+            anew = await images.describe_anew(text, (), 5)
+            assert anew.image
+            assert (anew.image.builds(), anew.is_old) == (("10.0.20348.2113",), False)
+            known = await images.describe(text, (), 5)
+            assert known == replace(anew, is_old=True)
+        silent = await images.describe_anew(text, (), 5)
+        assert silent.image == anew.image
+        assert silent.problem
+        assert await images.describe(text, (), 5) == known
+
+
 async def test_a_digest_is_kept_for_ever() -> None:
     numbers = Numbers()
     stand_in = StandIn(index(V2019))
@@ -115,7 +138,9 @@ async def test_a_registry_that_is_down_leaves_what_was_known_of_a_tag() -> None:
     async with looking(0, numbers) as images:
         async with serve(StandIn(index(V2019))) as address:
             known = await images.describe(f"{address}/app:1", (), 5)
-        assert await images.describe(f"{address}/app:1", (), 5) == known
+        old = replace(known, is_old=True)
+        for _ in range(2):
+            assert await images.describe(f"{address}/app:1", (), 5) == old
         assert numbers.lookups("stale") == 1
         other = await images.describe(f"{address}/other:1", (), 5)
         assert other.image is None
@@ -168,7 +193,7 @@ async def test_a_pull_secret_opens_its_registry_for_those_who_have_it(
         assert denied.problem
         wrong = await images.describe(image, [secret(basic_registry, password="wrong")], 5)
         assert wrong.image is None
-        assert images.known(image) == denied
+        assert images.known(image) is None
 
 
 async def test_a_broken_pull_secret_is_a_problem_and_no_crash(registry: str) -> None:

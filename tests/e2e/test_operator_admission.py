@@ -216,6 +216,19 @@ def test_an_index_without_a_fitting_build_is_refused_with_the_reasons_of_the_nod
     assert "no node can run this pod" in told.warnings[0]
 
 
+def test_who_pushes_the_missing_build_under_the_same_tag_is_let_in_at_once(
+    plane: ControlPlane, home: Path, registry: str
+) -> None:
+    image = push(home, registry, "mended:1", "2025")
+    asked = {"runtimeClassName": "windows-2022"}
+    for name, spec in (("left-open", {}), ("asked", asked)):
+        assert create(plane, app_pod(name, image, **spec)).refusal
+    push(home, registry, "mended:1", "2022", "2025")
+    for name, spec in (("left-open", {}), ("asked", asked)):
+        created = create(plane, app_pod(name, image, **spec))
+        assert (created.class_name, created.warnings) == ("windows-2022", [])
+
+
 @pytest.mark.parametrize(
     ("spec", "sides"),
     [

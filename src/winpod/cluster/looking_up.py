@@ -1,8 +1,9 @@
 """What images are, for those who cannot wait: answers are kept, shared, and given in time.
 
 What a digest names is kept for ever, as far as there is room; what a tag names, for a while, and
-longer where the registry does not answer; a failure, shortly. Many who ask at once are one lookup,
-which goes on after the time of those who asked is up, so that the next who asks is answered.
+longer where the registry does not answer, but as an old answer; a failure, shortly. Many who ask at
+once are one lookup, which goes on after the time of those who asked is up, so that the next who
+asks is answered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,10 +39,14 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an image is, or why that is not known; then `image` is at best a guess from its tag."""
+    """What an image is, or why that is not known; then `image` is at best a guess from its tag.
+
+    Where it `is_old`, the image is what its tag named before: the registry may know better by now.
+    """
 
     image: Image | None
     problem: str = ""
+    is_old: bool = False
 
     @property
     def is_certain(self) -> bool:
@@ -88,6 +93,25 @@ class Images:
         if fresh := self._fresh(key):
             self._metrics.count_lookup("kept")
             return fresh
+        return _believed(await self._ask(key, reference, secrets, budget))
+
+    async def describe_anew(self, text: str, secrets: Secrets, budget: float) -> Found:
+        """What the registry says now; where it says nothing, that is a problem."""
+        try:
+            reference = _reference(text)
+        except InvalidInput as error:
+            return Found(None, str(error))
+        return await self._ask(_key(reference, secrets), reference, secrets, budget)
+
+    def known(self, text: str) -> Found | None:
+        """What is known for certain of an image that everybody may pull; nobody is asked."""
+        try:
+            found = self._fresh(_key(_reference(text), ()))
+        except InvalidInput:
+            return None
+        return found if found and found.is_certain else None
+
+    async def _ask(self, key: _Key, reference: Reference, secrets: Secrets, budget: float) -> Found:
         if key not in self._under_way:
             task = asyncio.create_task(self._look_up(key, reference, secrets))
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
@@ -98,26 +122,21 @@ class Images:
         except TimeoutError:
             self._metrics.count_lookup("late")
             problem = f'"{reference.familiar}" could not be looked up within {budget:.1f} s.'
-            return self._stale(key) or Found(guess_from_tag(reference), problem)
-
-    def known(self, text: str) -> Found | None:
-        """What is known already of an image that everybody may pull; nobody is asked."""
-        try:
-            return self._fresh(_key(_reference(text), ()))
-        except InvalidInput:
-            return None
+            return self._unanswered(key, reference, problem)
 
     def _fresh(self, key: _Key) -> Found | None:
         kept = self._kept.get(key)
         if kept is None or time.monotonic() >= kept.until:
             return None
         self._kept.move_to_end(key)
-        return kept.found
+        return _believed(kept.found)
 
-    def _stale(self, key: _Key) -> Found | None:
-        """What was known once: better than nothing while the registry says nothing."""
+    def _unanswered(self, key: _Key, reference: Reference, problem: str) -> Found:
+        """With what was known once: better than a guess while the registry says nothing."""
         kept = self._kept.get(key)
-        return kept.found if kept and kept.found.is_certain else None
+        if kept and (kept.found.is_certain or kept.found.is_old):
+            return Found(kept.found.image, problem, is_old=True)
+        return Found(guess_from_tag(reference), problem)
 
     async def _look_up(self, key: _Key, reference: Reference, secrets: Secrets) -> Found:
         turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(_AT_ONCE))
@@ -136,7 +155,9 @@ class Images:
             except WinpodError as error:
                 found, seconds, result = self._failed(key, reference, error)
             self._metrics.count_lookup(result, time.monotonic() - began)
-        self._keep(key, _Kept(found, time.monotonic() + seconds))
+        by_tag = found.is_certain and not reference.digest
+        kept = replace(found, is_old=True) if by_tag else found
+        self._keep(key, _Kept(kept, time.monotonic() + seconds))
         return found
 
     def _failed(
@@ -144,11 +165,11 @@ class Images:
     ) -> tuple[Found, float, str]:
         if isinstance(error, ImageNotFound):
             return Found(None, error.sentence), _FAILURE_SECONDS, "missing"
-        denied = isinstance(error, PermissionDenied)
-        if not denied and (stale := self._stale(key)):
-            return stale, _FAILURE_SECONDS, "stale"
-        guess = Found(guess_from_tag(reference), error.sentence)
-        return guess, _FAILURE_SECONDS, "denied" if denied else "failed"
+        if isinstance(error, PermissionDenied):
+            guess = Found(guess_from_tag(reference), error.sentence)
+            return guess, _FAILURE_SECONDS, "denied"
+        found = self._unanswered(key, reference, error.sentence)
+        return found, _FAILURE_SECONDS, "stale" if found.is_old else "failed"
 
     def _keep(self, key: _Key, kept: _Kept) -> None:
         if before := self._kept.pop(key, None):
@@ -158,6 +179,11 @@ class Images:
         while len(self._kept) > _MOST or self._manifests > _MOST_MANIFESTS:
             _, oldest = self._kept.popitem(last=False)
             self._manifests -= oldest.manifests
+
+
+def _believed(found: Found) -> Found:
+    """An old answer is one while there is no better."""
+    return Found(found.image, is_old=True) if found.is_old else found
 
 
 def _reference(text: str) -> Reference:

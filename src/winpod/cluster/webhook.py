@@ -12,10 +12,10 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -31,13 +31,14 @@ from winpod.cluster.admission import (
     read_template,
     stated_os,
 )
-from winpod.cluster.looking_up import Images
+from winpod.cluster.looking_up import Found, Images, Secrets
 from winpod.cluster.metrics import AdmissionMetrics
 from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.settings import Settings
 from winpod.cluster.view import View
 from winpod.node.certificates import utc_now
 from winpod.windows.objects import Pod
+from winpod.windows.placement import Cluster
 
 MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS = "/pods/mutate", "/pods/validate", "/workloads"
 _SPARE_SECONDS = 0.5
@@ -45,6 +46,7 @@ _SPARE_SECONDS = 0.5
 _LEAST_SECONDS = 0.05
 _REMEMBERED = 200
 _FORBIDDEN = 403
+_FINAL = frozenset((Fate.CANNOT_RUN, Fate.CONTRADICTS, Fate.RETIRED))
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +65,27 @@ class _Review(msgspec.Struct):
 _Answer = tuple[str, dict[str, Any]]
 """What became of it, and the response."""
 _UNTOUCHED: _Answer = ("untouched", {"allowed": True})
+
+
+_Judged = TypeVar("_Judged")
+_Rule = Callable[
+    [Mapping[str, Any], Cluster, Looked, Settings, Mapping[str, str]],
+    _Judged,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """Whose images are looked up, with whose secrets, and until when."""
+
+    pod: Pod
+    namespace: str
+    account: str
+    until: float
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +167,29 @@ class Webhook:
         return max(_LEAST_SECONDS, min(wanted, int(patience[1]) - _SPARE_SECONDS))
 
     async def _fill_in(self, review: _Request, budget: float) -> _Answer:
-        looked = await self._look_up_pod(review, budget)
-        if review.object is None or looked is None:
+        obj, looking = review.object, self._looking(review, budget)
+        if obj is None or looking is None:
             return _UNTOUCHED
-        cluster, retiring = self._view.cluster(), self._view.retiring()
-        patches = fill_in(review.object, cluster, looked, self._settings(), retiring)
+        looked = await self._look_up(looking)
+        patches = self._judge(fill_in, obj, looked)
+        if not patches and _is_doubtful(self._judge(decide, obj, looked), looked):
+            patches = self._judge(fill_in, obj, await self._look_anew(looking, looked))
         if not patches:
             return _UNTOUCHED
         patch = base64.b64encode(msgspec.json.encode(patches)).decode()
         return "filled-in", {"allowed": True, "patchType": "JSONPatch", "patch": patch}
 
     async def _decide_pod(self, review: _Request, budget: float) -> _Answer:
-        looked = await self._look_up_pod(review, budget)
-        if review.object is None or looked is None:
+        obj, looking = review.object, self._looking(review, budget)
+        if obj is None or looking is None:
             return _UNTOUCHED
-        cluster, retiring = self._view.cluster(), self._view.retiring()
-        decision = decide(review.object, cluster, looked, self._settings(), retiring)
-        return self._judged(review, decision)
+        return self._answer(review, await self._decide(decide, obj, looking))
 
-    async def _look_up_pod(self, review: _Request, budget: float) -> Looked | None:
+    def _looking(self, review: _Request, budget: float) -> _Looking | None:
         """None for a pod that is not ours to judge."""
         obj = review.object
         pod = read_pod(obj) if obj and self._is_ours(review.namespace) else None
-        return await self._look_up(pod, review.namespace, "", budget) if pod else None
+        return _Looking(pod, review.namespace, "", time.monotonic() + budget) if pod else None
 
     async def _decide_workload(self, review: _Request, budget: float) -> _Answer:
         obj = review.object
@@ -175,34 +198,58 @@ class Webhook:
             return _UNTOUCHED
         template, _, pod = found
         account = template["spec"].get("serviceAccountName") or "default"
-        looked = await self._look_up(pod, review.namespace, account, budget)
-        cluster, retiring = self._view.cluster(), self._view.retiring()
-        decision = decide_template(obj, cluster, looked, self._settings(), retiring)
-        return self._judged(review, decision)
+        looking = _Looking(pod, review.namespace, account, time.monotonic() + budget)
+        return self._answer(review, await self._decide(decide_template, obj, looking))
+
+    async def _decide(
+        self, rule: _Rule[Decision], obj: Mapping[str, Any], looking: _Looking
+    ) -> Decision:
+        """No pod is refused for what a tag named once: whoever has pushed since is let in."""
+        looked = await self._look_up(looking)
+        decision = self._judge(rule, obj, looked)
+        if _is_doubtful(decision, looked):
+            decision = self._judge(rule, obj, await self._look_anew(looking, looked))
+        return decision
+
+    def _judge(self, rule: _Rule[_Judged], obj: Mapping[str, Any], looked: Looked) -> _Judged:
+        return rule(obj, self._view.cluster(), looked, self._settings(), self._view.retiring())
 
     def _is_ours(self, namespace: str) -> bool:
         admission = self._settings().admission
         exempt = (*admission.exempt_namespaces, self._namespace)
         return admission.enabled and namespace not in exempt
 
-    async def _look_up(self, pod: Pod, namespace: str, account: str, budget: float) -> Looked:
+    async def _look_up(self, looking: _Looking) -> Looked:
         """A Linux pod waits for nobody; what is known of its images is enough."""
-        if stated_os(pod, self._view.cluster()) not in ("", "windows"):
-            known = {text: self._images.known(text) for text in pod.images}
+        texts = looking.pod.images
+        if stated_os(looking.pod, self._view.cluster()) not in ("", "windows"):
+            known = {text: self._images.known(text) for text in texts}
             return {text: found for text, found in known.items() if found}
-        until = time.monotonic() + budget
+        return await self._described(looking, texts, self._images.describe)
+
+    async def _look_anew(self, looking: _Looking, looked: Looked) -> Looked:
+        """At what is known from before only, in the time that is left."""
+        old = [text for text, found in looked.items() if found.is_old]
+        anew = await self._described(looking, old, self._images.describe_anew)
+        return {**looked, **anew}
+
+    async def _described(
+        self,
+        looking: _Looking,
+        texts: Sequence[str],
+        describe: Callable[[str, Secrets, float], Awaitable[Found]],
+    ) -> Looked:
+        names, account = looking.pod.pull_secrets, looking.account
         try:
-            async with asyncio.timeout(budget / 2):
-                secrets = await self._secrets.of(namespace, pod.pull_secrets, account)
+            async with asyncio.timeout(looking.seconds_left / 2):
+                secrets = await self._secrets.of(looking.namespace, names, account)
         except TimeoutError:
             secrets = []
-        left = until - time.monotonic()
-        found = await asyncio.gather(
-            *(self._images.describe(text, secrets, left) for text in pod.images)
-        )
-        return dict(zip(pod.images, found, strict=True))
+        left = looking.seconds_left
+        found = await asyncio.gather(*(describe(text, secrets, left) for text in texts))
+        return dict(zip(texts, found, strict=True))
 
-    def _judged(self, review: _Request, decision: Decision) -> _Answer:
+    def _answer(self, review: _Request, decision: Decision) -> _Answer:
         answer: dict[str, Any] = {"allowed": not decision.refusal}
         if decision.refusal:
             answer["status"] = {"code": _FORBIDDEN, "message": decision.refusal}
@@ -219,6 +266,11 @@ class Webhook:
         self.refusals.append(refusal)
         self._on_refusal(refusal)
         _log.info("refused %s/%s: %s", review.namespace, name, decision.refusal)
+
+
+def _is_doubtful(decision: Decision, looked: Looked) -> bool:
+    """A no that what the registry says by now may turn into a yes."""
+    return decision.fate in _FINAL and any(found.is_old for found in looked.values())
 
 
 def _as_review(response: Mapping[str, Any]) -> dict[str, Any]:
