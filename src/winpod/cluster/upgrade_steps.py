@@ -27,6 +27,7 @@ MERGE = "application/merge-patch+json"
 RETIRED_NODE = "winpod.dev/retired-by"
 _DONE, _LOOK = Progress(is_done=True), Progress(look_again=True)
 _GONE = Progress(is_done=True, message="it is gone")
+_OF_OTHERS = Progress(is_done=True, message="somebody else has changed it since, and it stays so")
 _ROLLS = ("Deployment", "StatefulSet")
 
 
@@ -89,7 +90,11 @@ class Steps:
         return await self._annotate(step.target, step.after["sentence"])
 
     async def _open_again(self, step: StepRecord) -> Progress:
-        return await self._annotate(step.target, step.before.get("sentence", ""))
+        before = step.before.get("sentence", "")
+        there = await self._get(f"{CLASSES}/{step.target}") or {}
+        if _retiring(there) not in (before, step.after["sentence"]):
+            return _OF_OTHERS
+        return await self._annotate(step.target, before)
 
     async def _annotate(self, name: str, sentence: str) -> Progress:
         there = await self._get(f"{CLASSES}/{name}")
@@ -108,6 +113,9 @@ class Steps:
 
     async def _restore_class(self, step: StepRecord) -> Progress:
         was = step.before.get("object")
+        there = await self._get(f"{CLASSES}/{step.target}")
+        if was and there and not _is_alike(there, step.after) and not _is_alike(there, was):
+            return _OF_OTHERS
         return await self._set_class(was) if was else _DONE
 
     async def _set_class(self, wanted: Mapping[str, Any]) -> Progress:
@@ -151,7 +159,14 @@ class Steps:
         return await self._set_template(step.target, step.after, step.before)
 
     async def _restore_template(self, step: StepRecord) -> Progress:
-        return await self._set_template(step.target, step.before, step.before)
+        there = await self._get(_workload_path(step.target))
+        if there is None:
+            return _GONE
+        spec = _pod_spec(step.target, there)
+        before = {name: step.before.get(name, "") for name in step.after}
+        if not _has(spec, step.after) and not _has(spec, before):
+            return _OF_OTHERS
+        return await self._set_template(step.target, before, step.before)
 
     async def _set_template(
         self, target: str, wanted: Mapping[str, Any], before: Mapping[str, Any]
@@ -199,6 +214,9 @@ class Steps:
         return await self._label(step.target, self._upgrade)
 
     async def _unmark(self, step: StepRecord) -> Progress:
+        there = await self._get(f"{NODES}/{step.target}") or {"metadata": {}}
+        if (there["metadata"].get("labels") or {}).get(RETIRED_NODE) != self._upgrade:
+            return _DONE
         return await self._label(step.target, None)
 
     async def _label(self, node: str, value: str | None) -> Progress:
@@ -275,6 +293,17 @@ def _workload_path(target: str) -> str:
 def _in_template(target: str, spec: dict[str, Any]) -> dict[str, Any]:
     template = {"spec": {"template": {"spec": spec}}}
     return {"spec": {"jobTemplate": template}} if target.startswith("CronJob ") else template
+
+
+def _has(spec: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a pod's spec says what is wanted; an empty text is for what it does not say."""
+    selector = spec.get("nodeSelector") or {}
+    asked = wanted.get("nodeSelector") or {}
+    named = wanted.get("runtimeClassName", spec.get("runtimeClassName", ""))
+    return bool(
+        spec.get("runtimeClassName", "") == named
+        and all(selector.get(key, "") == value for key, value in asked.items())
+    )
 
 
 def _pod_spec(target: str, obj: dict[str, Any]) -> dict[str, Any]:
