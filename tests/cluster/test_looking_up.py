@@ -133,6 +133,37 @@ async def test_a_slow_registry_is_not_waited_for_beyond_the_budget_and_answers_t
         assert found.is_certain
 
 
+async def test_a_registry_that_says_nothing_is_waited_for_once_and_not_by_each_who_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_back = asyncio.Event()
+
+    async def silent(_: web.Request) -> None:
+        await is_back.wait()
+
+    async def waited(text: str, budget: float) -> float:
+        began = time.monotonic()
+        assert (await images.describe(text, (), budget)).problem
+        return time.monotonic() - began
+
+    async with serve(StandIn(index(V2019), silent)) as address, looking() as images:
+        assert await waited(f"{address}/app:1", 0.4) > 0.3
+        for tag in "123":
+            assert await waited(f"{address}/app:{tag}", 0.4) < 0.2
+        assert 0.1 < await waited(f"{address}/app:4", 0.8) < 0.6
+        async with serve(StandIn(index(V2019))) as other:
+            assert (await images.describe(f"{other}/app:1", (), 5)).is_certain
+        assert await waited(f"{address}/app:5", 0.4) < 0.2
+        with monkeypatch.context() as a_minute_later:
+            a_minute_later.setattr(looking_up, "_SILENCE_SECONDS", 0.0)
+            assert await waited(f"{address}/app:6", 0.4) > 0.3
+        assert await waited(f"{address}/app:7", 0.4) < 0.2
+        is_back.set()
+        assert (await images.describe(f"{address}/app:8", (), 5)).is_certain
+        is_back.clear()
+        assert await waited(f"{address}/app:9", 0.4) > 0.3
+
+
 async def test_a_registry_that_is_down_leaves_what_was_known_of_a_tag() -> None:
     numbers = Numbers()
     async with looking(0, numbers) as images:

@@ -3,7 +3,7 @@
 What a digest names is kept for ever, as far as there is room; what a tag names, for a while, and
 longer where the registry does not answer, but as an old answer; a failure, shortly. Many who ask at
 once are one lookup, which goes on after the time of those who asked is up, so that the next who
-asks is answered.
+asks is answered. A registry that says nothing is waited for once, and not by each who asks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from winpod.cluster.metrics import AdmissionMetrics
 from winpod.images.cache import Cache
-from winpod.images.errors import ImageNotFound
+from winpod.images.errors import ImageNotFound, RegistryUnavailable
 from winpod.images.manifests import Descriptor
 from winpod.images.references import Reference, parse_reference
 from winpod.images.source import ImageSources, guess_from_tag, parse_layout_name
@@ -33,6 +33,8 @@ _MOST_MANIFESTS = 50_000
 """Of all images together: one may have as many as a hundred others."""
 _FAILURE_SECONDS = 10.0
 _LOOKUP_SECONDS = 30.0
+_SILENCE_SECONDS = 60.0
+"""How long a registry that did not answer in time is not waited for again."""
 _AT_ONCE = 16
 """Lookups at one registry; a slow one does not hold up the others."""
 
@@ -63,6 +65,12 @@ class _Kept:
         return len(self.found.image.manifests) if self.found.image else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    task: asyncio.Task[Found]
+    began: float
+
+
 _Key = tuple[str, str]
 
 
@@ -74,11 +82,13 @@ class Images:
         self._metrics = metrics
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._manifests = 0
-        self._under_way: dict[_Key, asyncio.Task[Found]] = {}
+        self._under_way: dict[_Key, _Lookup] = {}
+        self._silent: dict[str, tuple[float, float]] = {}
+        """Registries, since when each has said nothing, and when that was noticed."""
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def close(self) -> None:
-        tasks = tuple(self._under_way.values())
+        tasks = tuple(lookup.task for lookup in self._under_way.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,14 +125,29 @@ class Images:
         if key not in self._under_way:
             task = asyncio.create_task(self._look_up(key, reference, secrets))
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-            self._under_way[key] = task
+            self._under_way[key] = _Lookup(task, time.monotonic())
+        lookup = self._under_way[key]
+        since = min(lookup.began, self._silent_since(reference.registry))
         try:
-            async with asyncio.timeout(budget):
-                return await asyncio.shield(self._under_way[key])
+            async with asyncio.timeout(since + budget - time.monotonic()):
+                return await asyncio.shield(lookup.task)
         except TimeoutError:
             self._metrics.count_lookup("late")
+            if not lookup.task.done():
+                self._silent.setdefault(reference.registry, (since, time.monotonic()))
             problem = f'"{reference.familiar}" could not be looked up within {budget:.1f} s.'
             return self._unanswered(key, reference, problem)
+
+    def _silent_since(self, registry: str) -> float:
+        """Now, for a registry that answers."""
+        now = time.monotonic()
+        self._silent = {
+            name: (since, noticed)
+            for name, (since, noticed) in self._silent.items()
+            if now < noticed + _SILENCE_SECONDS
+        }
+        since, _ = self._silent.get(registry, (now, now))
+        return since
 
     def _fresh(self, key: _Key) -> Found | None:
         kept = self._kept.get(key)
@@ -151,10 +176,13 @@ class Images:
                 ) as sources:
                     found = Found(await sources.describe(str(reference), secrets))
                     seconds = float("inf") if reference.digest else self._tag_seconds()
-                    result = "found"
+                    result, is_silent = "found", False
             except WinpodError as error:
                 found, seconds, result = self._failed(key, reference, error)
+                is_silent = isinstance(error, RegistryUnavailable)
             self._metrics.count_lookup(result, time.monotonic() - began)
+        if not is_silent:
+            self._silent.pop(reference.registry, None)
         by_tag = found.is_certain and not reference.digest
         kept = replace(found, is_old=True) if by_tag else found
         self._keep(key, _Kept(kept, time.monotonic() + seconds))
