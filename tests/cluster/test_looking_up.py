@@ -247,6 +247,27 @@ async def test_a_name_that_is_none_is_a_problem() -> None:
         assert "failed to parse" in (await images.describe("UPPER/Case", (), 5)).problem
 
 
+async def test_waiting_for_a_turn_is_part_of_a_lookup_s_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looking_up, "_AT_ONCE", 1)
+    monkeypatch.setattr(looking_up, "_LOOKUP_SECONDS", 0.5)
+    is_over = asyncio.Event()
+
+    async def hang(_: web.Request) -> None:
+        await is_over.wait()
+
+    async with serve(StandIn(index(V2019), hang)) as address, looking() as images:
+        began = time.monotonic()
+        asked = (images.describe(f"{address}/app:{tag}", (), 5) for tag in range(10))
+        found = await asyncio.gather(*asked)
+        assert time.monotonic() - began < 2
+        assert all(one.problem for one in found)
+        assert any("those who asked before" in one.problem for one in found)
+        is_over.set()
+        assert (await images.describe(f"{address}/app:later", (), 5)).is_certain
+
+
 async def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking_up, "_MOST", 2)
     stand_in = StandIn(index(V2019))

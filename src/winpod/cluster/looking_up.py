@@ -164,29 +164,44 @@ class Images:
         return Found(guess_from_tag(reference), problem)
 
     async def _look_up(self, key: _Key, reference: Reference, secrets: Secrets) -> Found:
-        turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(_AT_ONCE))
-        async with turn:
-            began = time.monotonic()
-            try:
-                async with ImageSources(
-                    cache=_KEEPS_NOTHING,
-                    sizes=False,
-                    time_limit=_LOOKUP_SECONDS,
-                    user_credentials=False,
-                ) as sources:
-                    found = Found(await sources.describe(str(reference), secrets))
-                    seconds = float("inf") if reference.digest else self._tag_seconds()
-                    result, is_silent = "found", False
-            except WinpodError as error:
-                found, seconds, result = self._failed(key, reference, error)
-                is_silent = isinstance(error, RegistryUnavailable)
-            self._metrics.count_lookup(result, time.monotonic() - began)
+        began = time.monotonic()
+        try:
+            found = Found(await self._from_registry(reference, secrets))
+            seconds = float("inf") if reference.digest else self._tag_seconds()
+            result, is_silent = "found", False
+        except WinpodError as error:
+            found, seconds, result = self._failed(key, reference, error)
+            is_silent = isinstance(error, RegistryUnavailable)
+        self._metrics.count_lookup(result, time.monotonic() - began)
         if not is_silent:
             self._silent.pop(reference.registry, None)
         by_tag = found.is_certain and not reference.digest
         kept = replace(found, is_old=True) if by_tag else found
         self._keep(key, _Kept(kept, time.monotonic() + seconds))
         return found
+
+    async def _from_registry(self, reference: Reference, secrets: Secrets) -> Image:
+        """The wait for its turn is part of its time, so that those who wait do not pile up."""
+        until = time.monotonic() + _LOOKUP_SECONDS
+        turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(_AT_ONCE))
+        try:
+            async with asyncio.timeout(_LOOKUP_SECONDS):
+                await turn.acquire()
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f'"{reference.familiar}" could not be looked up within {_LOOKUP_SECONDS:g} s: '
+                f"{reference.registry} did not answer those who asked before."
+            ) from None
+        try:
+            async with ImageSources(
+                cache=_KEEPS_NOTHING,
+                sizes=False,
+                time_limit=until - time.monotonic(),
+                user_credentials=False,
+            ) as sources:
+                return await sources.describe(str(reference), secrets)
+        finally:
+            turn.release()
 
     def _failed(
         self, key: _Key, reference: Reference, error: WinpodError
