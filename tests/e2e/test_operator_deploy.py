@@ -23,7 +23,7 @@ from tests.e2e.node_process import found
 
 from winpod import __version__
 from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
-from winpod.cluster.upgrade_resource import CRD, GROUP, PLURAL
+from winpod.cluster.upgrade.resource import CRD, GROUP, PLURAL
 
 CHOICES = {
     "defaults": (),

@@ -38,7 +38,7 @@ from tests.e2e.operator_process import (
 from tests.images.registries import docker_registry
 
 from winpod.cli.main import app
-from winpod.cluster.upgrade_resource import UPGRADES
+from winpod.cluster.upgrade.resource import UPGRADES
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 BUILD = "node.kubernetes.io/windows-build"

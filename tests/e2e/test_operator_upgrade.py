@@ -44,8 +44,8 @@ from tests.e2e.upgrade_kills import DyingServer, upgrade_until
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cluster.seen import RETIRING
-from winpod.cluster.upgrade_asked import Way
-from winpod.cluster.upgrade_resource import CRD, UPGRADES
+from winpod.cluster.upgrade.asked import Way
+from winpod.cluster.upgrade.resource import CRD, UPGRADES
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer
 from winpod.windows.objects import RuntimeClass

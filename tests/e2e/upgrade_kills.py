@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 
 from winpod.cluster.settings import Settings
-from winpod.cluster.upgrade import Upgrades
-from winpod.cluster.upgrade_resource import UPGRADES, WindowsUpgrade
-from winpod.cluster.upgrade_survey import Survey
+from winpod.cluster.upgrade.controller import Upgrades
+from winpod.cluster.upgrade.resource import UPGRADES, WindowsUpgrade
+from winpod.cluster.upgrade.survey import Survey
 from winpod.node.access import Access
 from winpod.node.api import ApiServer
 

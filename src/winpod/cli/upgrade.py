@@ -16,13 +16,13 @@ import typer
 from winpod.cli.options import Kubeconfig, usual_kubeconfig
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cli.upgrade_progress import follow
-from winpod.cluster.upgrade_asked import Asked, OldNodes, Way, read_asked, write_asked
-from winpod.cluster.upgrade_plan import Plan
-from winpod.cluster.upgrade_progress import DONE, is_settled, planned_status
-from winpod.cluster.upgrade_report import to_json, to_markdown
-from winpod.cluster.upgrade_resource import UPGRADES, Metadata, Status, WindowsUpgrade
-from winpod.cluster.upgrade_steps import MERGE
-from winpod.cluster.upgrade_survey import Survey, asking
+from winpod.cluster.upgrade.asked import Asked, OldNodes, Way, read_asked, write_asked
+from winpod.cluster.upgrade.plan import Plan
+from winpod.cluster.upgrade.progress import DONE, is_settled, planned_status
+from winpod.cluster.upgrade.report import to_json, to_markdown
+from winpod.cluster.upgrade.resource import UPGRADES, Metadata, Status, WindowsUpgrade
+from winpod.cluster.upgrade.steps import MERGE
+from winpod.cluster.upgrade.survey import Survey, asking
 from winpod.images.source import ImageSources
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer, Refused

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from winpod.cluster.upgrade_progress import BLOCKED, PENDING, RUNNING, is_settled
-from winpod.cluster.upgrade_resource import UPGRADES, Status, WindowsUpgrade
+from winpod.cluster.upgrade.progress import BLOCKED, PENDING, RUNNING, is_settled
+from winpod.cluster.upgrade.resource import UPGRADES, Status, WindowsUpgrade
 from winpod.node.api import ApiServer
 from winpod.windows.errors import NotFound, Unavailable
 

@@ -14,7 +14,7 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.cluster.seen import Condition, PodObject, PodStatus, SeenPod, Templates
-from winpod.cluster.upgrade_moves import DAEMON, Workload, WorkloadPod
+from winpod.cluster.upgrade.moves import DAEMON, Workload, WorkloadPod
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Pod
 from winpod.windows.scheduling import ENDED_PHASES

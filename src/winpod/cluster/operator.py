@@ -28,8 +28,8 @@ from winpod.cluster.page.page import Page, Sights
 from winpod.cluster.page.state import RefusedPod
 from winpod.cluster.reconciling import Reconciling
 from winpod.cluster.telling import Telling, refused
-from winpod.cluster.upgrade import Upgrades
-from winpod.cluster.upgrade_survey import Survey, keeping
+from winpod.cluster.upgrade.controller import Upgrades
+from winpod.cluster.upgrade.survey import Survey, keeping
 from winpod.cluster.view import View
 from winpod.cluster.webhook_server import Listening, WebhookServer
 from winpod.node.access import Access

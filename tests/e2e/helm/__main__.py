@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.e2e.helm import CRD_FILE, MANIFESTS, as_yaml, plain_manifests
 
-from winpod.cluster.upgrade_resource import CRD
+from winpod.cluster.upgrade.resource import CRD
 
 if __name__ == "__main__":
     CRD_FILE.write_text(as_yaml(CRD))

@@ -10,7 +10,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cluster.page.state import RefusedPod
 from winpod.cluster.telling import REFUSED
-from winpod.cluster.upgrade_resource import UPGRADES, WindowsUpgrade
+from winpod.cluster.upgrade.resource import UPGRADES, WindowsUpgrade
 from winpod.node.api import ApiServer
 from winpod.node.following import Following
 

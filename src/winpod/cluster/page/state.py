@@ -16,7 +16,7 @@ from winpod.cluster.classes import ABOUT
 from winpod.cluster.node_labels import isolation_of
 from winpod.cluster.pod_verdicts import PodVerdict
 from winpod.cluster.seen import SeenClass, SeenNode, SeenPod
-from winpod.cluster.upgrade_resource import WindowsUpgrade
+from winpod.cluster.upgrade.resource import WindowsUpgrade
 from winpod.windows.handlers import KNOWN
 
 MOST_PODS = 500

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from winpod.cluster.upgrade_asked import Asked, OldNodes, Way, read_asked, write_asked
-from winpod.cluster.upgrade_moves import Change, Fate, Move, Workload, WorkloadPod
-from winpod.cluster.upgrade_plan import Do, Plan, Scene, plan_upgrade
+from winpod.cluster.upgrade.asked import Asked, OldNodes, Way, read_asked, write_asked
+from winpod.cluster.upgrade.moves import Change, Fate, Move, Workload, WorkloadPod
+from winpod.cluster.upgrade.plan import Do, Plan, Scene, plan_upgrade
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Node, Pod, Taint

@@ -22,9 +22,9 @@ from winpod.cluster.makers import WORKLOADS, Key, ListedPod, Made, Maker, see_li
 from winpod.cluster.node_labels import change_labels, with_labels
 from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.settings import Settings
-from winpod.cluster.upgrade_asked import Asked
-from winpod.cluster.upgrade_moves import Workload
-from winpod.cluster.upgrade_plan import Plan, Scene, concerned_workloads, plan_upgrade
+from winpod.cluster.upgrade.asked import Asked
+from winpod.cluster.upgrade.moves import Workload
+from winpod.cluster.upgrade.plan import Plan, Scene, concerned_workloads, plan_upgrade
 from winpod.cluster.view import CLASSES, NODES, PODS
 from winpod.images.source import ImageSources
 from winpod.node.api import ApiServer

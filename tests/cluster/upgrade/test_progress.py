@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from winpod.cluster.upgrade_plan import Do, Step
-from winpod.cluster.upgrade_progress import (
+from winpod.cluster.upgrade.plan import Do, Step
+from winpod.cluster.upgrade.progress import (
     is_settled,
     is_undone_on_failure,
     next_step,
@@ -14,8 +14,8 @@ from winpod.cluster.upgrade_progress import (
     with_conditions,
     with_steps_before,
 )
-from winpod.cluster.upgrade_report import to_json, to_markdown
-from winpod.cluster.upgrade_resource import (
+from winpod.cluster.upgrade.report import to_json, to_markdown
+from winpod.cluster.upgrade.resource import (
     CRD,
     Metadata,
     NodeRecord,

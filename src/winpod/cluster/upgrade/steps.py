@@ -13,12 +13,12 @@ from typing import Any
 
 from winpod.cluster.makers import WORKLOADS
 from winpod.cluster.seen import RETIRING
-from winpod.cluster.upgrade_asked import Asked
-from winpod.cluster.upgrade_draining import Draining, Progress, until_ready
-from winpod.cluster.upgrade_moves import Change
-from winpod.cluster.upgrade_plan import Do, bare_object
-from winpod.cluster.upgrade_resource import Status, StepRecord
-from winpod.cluster.upgrade_survey import Survey
+from winpod.cluster.upgrade.asked import Asked
+from winpod.cluster.upgrade.draining import Draining, Progress, until_ready
+from winpod.cluster.upgrade.moves import Change
+from winpod.cluster.upgrade.plan import Do, bare_object
+from winpod.cluster.upgrade.resource import Status, StepRecord
+from winpod.cluster.upgrade.survey import Survey
 from winpod.cluster.view import CLASSES, NODES
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.objects import RuntimeClass

@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from winpod.cluster import upgrade_progress as progress
-from winpod.cluster.upgrade_asked import read_asked
-from winpod.cluster.upgrade_draining import LeftBehind, Progress, Unplanned
-from winpod.cluster.upgrade_resource import KIND, UPGRADES, Status, StepRecord, WindowsUpgrade
-from winpod.cluster.upgrade_steps import Steps
-from winpod.cluster.upgrade_survey import Survey
+from winpod.cluster.upgrade import progress
+from winpod.cluster.upgrade.asked import read_asked
+from winpod.cluster.upgrade.draining import LeftBehind, Progress, Unplanned
+from winpod.cluster.upgrade.resource import KIND, UPGRADES, Status, StepRecord, WindowsUpgrade
+from winpod.cluster.upgrade.steps import Steps
+from winpod.cluster.upgrade.survey import Survey
 from winpod.node.api import ApiServer, Refused
 from winpod.node.event_series import Event, Subject
 from winpod.node.following import Following

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from winpod.cluster.upgrade_asked import Way, read_asked
-from winpod.cluster.upgrade_moves import Fate
-from winpod.cluster.upgrade_progress import BLOCKED, DONE, RUNNING, UNDOING, UNDONE, counts
-from winpod.cluster.upgrade_resource import Status, WorkloadRecord
+from winpod.cluster.upgrade.asked import Way, read_asked
+from winpod.cluster.upgrade.moves import Fate
+from winpod.cluster.upgrade.progress import BLOCKED, DONE, RUNNING, UNDOING, UNDONE, counts
+from winpod.cluster.upgrade.resource import Status, WorkloadRecord
 from winpod.windows.builds import Build
 
 _FATES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from winpod.cluster.upgrade_moves import Fate, Move
-from winpod.cluster.upgrade_plan import Do, Plan, Step
-from winpod.cluster.upgrade_resource import (
+from winpod.cluster.upgrade.moves import Fate, Move
+from winpod.cluster.upgrade.plan import Do, Plan, Step
+from winpod.cluster.upgrade.resource import (
     Condition,
     NodeRecord,
     Status,

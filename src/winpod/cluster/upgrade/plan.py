@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any
 
 from winpod.cluster.seen import MANAGED_BY
-from winpod.cluster.upgrade_asked import Asked, OldNodes, Way
-from winpod.cluster.upgrade_moves import (
+from winpod.cluster.upgrade.asked import Asked, OldNodes, Way
+from winpod.cluster.upgrade.moves import (
     DAEMON,
     After,
     Fate,

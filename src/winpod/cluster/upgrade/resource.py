@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster.upgrade_asked import OldNodes, Way
+from winpod.cluster.upgrade.asked import OldNodes, Way
 
 GROUP, VERSION, KIND, PLURAL = "winpod.dev", "v1alpha1", "WindowsUpgrade", "windowsupgrades"
 API_VERSION = f"{GROUP}/{VERSION}"

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from winpod.cluster.upgrade_asked import Asked
-from winpod.cluster.upgrade_moves import DAEMON, Change, Move, Workload, WorkloadPod
-from winpod.cluster.upgrade_plan import Do, Plan, Scene, Step
-from winpod.cluster.upgrade_resource import Status, StepRecord
-from winpod.cluster.upgrade_survey import Survey
+from winpod.cluster.upgrade.asked import Asked
+from winpod.cluster.upgrade.moves import DAEMON, Change, Move, Workload, WorkloadPod
+from winpod.cluster.upgrade.plan import Do, Plan, Scene, Step
+from winpod.cluster.upgrade.resource import Status, StepRecord
+from winpod.cluster.upgrade.survey import Survey
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.errors import Unavailable, WinpodError
 
