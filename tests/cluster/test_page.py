@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from winpod.cluster.admission import Fate
+from winpod.cluster.admission.deciding import Fate
 from winpod.cluster.page.gates import LoopbackGate
 from winpod.cluster.page.state import (
     MOST_NAMES,

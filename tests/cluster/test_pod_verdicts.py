@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from winpod.cluster.admission import Fate
+from winpod.cluster.admission.deciding import Fate
 from winpod.cluster.pod_verdicts import has_doubts, judge_pod
 from winpod.cluster.seen import SeenPod
 from winpod.windows.objects import BUILD_LABEL, OS_LABEL, Container, Node, Pod

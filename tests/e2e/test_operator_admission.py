@@ -49,7 +49,7 @@ from tests.e2e.operator_process import (
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cli.main import app
-from winpod.cluster.webhook_secret import shared_certificates
+from winpod.cluster.admission.secret import shared_certificates
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer
 

@@ -14,7 +14,7 @@ import typer
 from winpod.cli.check_json import reason_json, verdict_json
 from winpod.cli.check_table import Line, advice_lines, placement_lines, print_lines, say
 from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
-from winpod.cluster.admission import Fate
+from winpod.cluster.admission.deciding import Fate
 from winpod.cluster.explaining import Explained, ImageFacts, explain
 from winpod.cluster.telling import UNPLACEABLE
 from winpod.images.source import ImageSources

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from lightkube.models import core_v1 as v1
 
-from winpod.cluster.choosing import as_written
+from winpod.cluster.admission.choosing import as_written
+from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.classes import ABOUT
 from winpod.cluster.makers import WORKLOADS
 from winpod.cluster.pod_verdicts import PodVerdict, judge_pod
-from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.seen import (
     ClassObject,
     NodeObject,

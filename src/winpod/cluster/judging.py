@@ -11,8 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from winpod.cluster.admission import Fate
-from winpod.cluster.looking_up import Images
+from winpod.cluster.admission.deciding import Fate
+from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.pod_verdicts import PodVerdict, has_doubts, judge_pod
 from winpod.cluster.seen import SeenPod
 from winpod.cluster.telling import unplaceable
@@ -36,11 +37,13 @@ class Judging:
         self,
         view: View,
         images: Images,
+        secrets: PullSecrets,
         tell: Callable[[Event], None],
         leads: Callable[[], bool],
     ) -> None:
         self._view = view
         self._images = images
+        self._secrets = secrets
         self._tell = tell
         self._leads = leads
         self._changed = view.subscribe(Kind.NODE, Kind.CLASS, Kind.POD)
@@ -89,7 +92,7 @@ class Judging:
     async def _look_up(self, pod: SeenPod) -> Mapping[str, Image]:
         template = pod.template
         async with self._lookup_turns:
-            secrets = await self._view.pull_secrets.of(pod.namespace, template.pull_secrets)
+            secrets = await self._secrets.of(pod.namespace, template.pull_secrets)
             texts = template.images
             found = await asyncio.gather(
                 *(self._images.describe(text, secrets, _LOOKUP_SECONDS) for text in texts)

@@ -16,12 +16,13 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from winpod.cluster.admission.metrics import AdmissionMetrics
+from winpod.cluster.admission.server import Listening, WebhookServer
 from winpod.cluster.cluster_metrics import ClusterMetrics, LeaderMetrics, metrics_route
 from winpod.cluster.health import health_routes
 from winpod.cluster.judging import Judging
 from winpod.cluster.leading import Leading
 from winpod.cluster.live_settings import LiveSettings
-from winpod.cluster.metrics import AdmissionMetrics
 from winpod.cluster.page.gates import LoopbackGate, TokenGate
 from winpod.cluster.page.happenings import Happenings
 from winpod.cluster.page.page import Page, Sights
@@ -31,7 +32,6 @@ from winpod.cluster.telling import Telling, refused
 from winpod.cluster.upgrade.controller import Upgrades
 from winpod.cluster.upgrade.survey import Survey, keeping
 from winpod.cluster.view import View
-from winpod.cluster.webhook_server import Listening, WebhookServer
 from winpod.node.access import Access
 from winpod.node.agent import for_good
 from winpod.node.api import ApiServer
@@ -83,7 +83,11 @@ class Operator:
             lambda one: self._tell(refused(one.namespace, one.name, one.sentence)),
         )
         self._judging = Judging(
-            self._view, self._admission.images, self._tell, lambda: self._leading.is_leader
+            self._view,
+            self._admission.images,
+            self._admission.secrets,
+            self._tell,
+            lambda: self._leading.is_leader,
         )
         survey = Survey(self._api, lambda: self._settings.now, keeping(self._admission.images))
         self._upgrades = Upgrades(self._api, survey, self._tell)

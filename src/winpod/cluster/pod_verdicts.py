@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winpod.cluster.admission import Fate, judge
-from winpod.cluster.choosing import Choice, as_written
+from winpod.cluster.admission.choosing import Choice, as_written
+from winpod.cluster.admission.deciding import Fate, judge
 from winpod.cluster.seen import SeenPod
 from winpod.windows.objects import Node, Pod
 from winpod.windows.placement import Cluster, intended_os

@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.seen import (
     ClassObject,
     NodeObject,
@@ -69,7 +68,6 @@ class View:
             Following(api, ClassObject, CLASSES, self._classes),
             Following(api, PodObject, PODS, self._pods),
         )
-        self.pull_secrets = PullSecrets(api)
         self._subscribers: list[tuple[frozenset[Kind], asyncio.Event]] = []
         self._taken = _Taken()
         self._users: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from winpod.cluster.admission import Fate
+from winpod.cluster.admission.deciding import Fate
 from winpod.cluster.classes import ABOUT
 from winpod.cluster.node_labels import isolation_of
 from winpod.cluster.pod_verdicts import PodVerdict

@@ -42,12 +42,16 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What there is. `wanted` are the classes that this cluster's nodes give reason for."""
+    """What there is. `wanted` are the classes that this cluster's nodes give reason for.
+
+    `uids` tell apart nodes of one name, of which one was made after the other.
+    """
 
     nodes: tuple[Node, ...]
     classes: tuple[Object, ...]
     workloads: tuple[Workload, ...]
     wanted: tuple[Object, ...] = ()
+    uids: Mapping[str, str] = field(default_factory=dict, compare=False)
     handlers: Handlers = field(default=KNOWN, compare=False)
 
     def of_build(self, build: Build) -> tuple[Node, ...]:

@@ -1,7 +1,8 @@
 """The custom resource of an upgrade: what was asked, and how far it has come.
 
 Its status is all that an operator needs to go on after another one died: each step is written down
-with what undoing it takes before it is taken.
+with what undoing it takes before it is taken. The finalizer keeps it until that was used, or is no
+longer needed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from winpod.cluster.upgrade.asked import OldNodes, Way
 GROUP, VERSION, KIND, PLURAL = "winpod.dev", "v1alpha1", "WindowsUpgrade", "windowsupgrades"
 API_VERSION = f"{GROUP}/{VERSION}"
 UPGRADES = f"/apis/{API_VERSION}/{PLURAL}"
+FINALIZER = f"{GROUP}/undo"
 
 
 class Condition(DictMixin, rename="camel"):
@@ -60,6 +62,8 @@ class NodeRecord(DictMixin):
 
 
 class Status(DictMixin, rename="camel", omit_defaults=True):
+    """`ready` is how many pods of a workload were ready before it was touched."""
+
     phase: str = ""
     message: str = ""
     failure: str = ""
@@ -71,6 +75,7 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
     steps: list[StepRecord] = msgspec.field(default_factory=list)
     nodes: list[NodeRecord] = msgspec.field(default_factory=list)
     workloads: list[WorkloadRecord] = msgspec.field(default_factory=list)
+    ready: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Metadata(DictMixin, rename="camel", omit_defaults=True):
@@ -79,6 +84,8 @@ class Metadata(DictMixin, rename="camel", omit_defaults=True):
     resource_version: str = ""
     generation: int = 0
     creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+    finalizers: list[str] = msgspec.field(default_factory=list)
 
 
 class WindowsUpgrade(DictMixin, rename="camel"):
@@ -95,6 +102,15 @@ class WindowsUpgrade(DictMixin, rename="camel"):
     @property
     def is_to_be_undone(self) -> bool:
         return bool(self.spec.get("undo"))
+
+    @property
+    def is_being_deleted(self) -> bool:
+        return bool(self.metadata.deletion_timestamp)
+
+    @property
+    def is_held(self) -> bool:
+        """It cannot go before what it did was undone, or is to stay."""
+        return FINALIZER in self.metadata.finalizers
 
 
 def _text(description: str, **more: Any) -> dict[str, Any]:
@@ -172,6 +188,7 @@ _STATUS = {
             stays={"type": "boolean"},
             reasons=_TEXTS,
         ),
+        "ready": {"type": "object", "additionalProperties": _NUMBER},
     },
 }
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
+from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.classes import desired_classes
-from winpod.cluster.looking_up import Images
 from winpod.cluster.makers import WORKLOADS, Key, ListedPod, Made, Maker, see_living, workloads_of
 from winpod.cluster.node_labels import change_labels, with_labels
-from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.settings import Settings
 from winpod.cluster.upgrade.asked import Asked
 from winpod.cluster.upgrade.moves import Workload

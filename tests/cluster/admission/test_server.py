@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from winpod.cluster.webhook_certificates import Certificates, renew
-from winpod.cluster.webhook_server import serving_context
+from winpod.cluster.admission.certificates import Certificates, renew
+from winpod.cluster.admission.server import serving_context
 from winpod.node.certificates import Key, utc_now
 from winpod.windows.errors import InvalidInput
 

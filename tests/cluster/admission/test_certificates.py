@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from winpod.cluster.webhook_certificates import Certificates, are_good, renew
+from winpod.cluster.admission.certificates import Certificates, are_good, renew
 from winpod.node.certificates import utc_now
 
 NAMES = ("winpod-webhook.ns.svc", "127.0.0.1")

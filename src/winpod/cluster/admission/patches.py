@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from winpod.cluster.choosing import Choice
+from winpod.cluster.admission.choosing import Choice
 from winpod.windows.objects import Toleration
 
 UNCHECKED = "winpod.dev/unchecked"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from weakref import WeakKeyDictionary
 
+from winpod.cluster.admission.nodes_to_come import nodes_to_come
 from winpod.cluster.classes import desired_classes
 from winpod.cluster.node_labels import HANDLER_PREFIX
-from winpod.cluster.nodes_to_come import nodes_to_come
 from winpod.cluster.settings import Settings
 from winpod.windows.builds import Build
 from winpod.windows.handlers import PROCESS

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from winpod.cluster.admission import (
+from winpod.cluster.admission.deciding import (
     Decision,
     Fate,
     decide,
@@ -14,7 +14,7 @@ from winpod.cluster.admission import (
     fill_in,
     stated_os,
 )
-from winpod.cluster.looking_up import Found
+from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.node_labels import handler_label
 from winpod.cluster.settings import Admission, Settings
 from winpod.windows.builds import parse_build

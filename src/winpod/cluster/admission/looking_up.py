@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from winpod.cluster.metrics import AdmissionMetrics
+from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.images.cache import Cache
 from winpod.images.errors import ImageNotFound, RegistryUnavailable
 from winpod.images.manifests import Descriptor

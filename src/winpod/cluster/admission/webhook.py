@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from winpod.cluster.admission import (
+from winpod.cluster.admission.deciding import (
     Decision,
     Fate,
     Looked,
@@ -31,9 +31,9 @@ from winpod.cluster.admission import (
     read_template,
     stated_os,
 )
-from winpod.cluster.looking_up import Found, Images, Secrets
-from winpod.cluster.metrics import AdmissionMetrics
-from winpod.cluster.pull_secrets import PullSecrets
+from winpod.cluster.admission.looking_up import Found, Images, Secrets
+from winpod.cluster.admission.metrics import AdmissionMetrics
+from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.settings import Settings
 from winpod.cluster.view import View
 from winpod.node.certificates import utc_now

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from tests.cluster.test_check import push
 from tests.images.registries import StandIn, auths, log_in, serve
 from tests.images.samples import index, windows
-from winpod.cluster import looking_up
-from winpod.cluster.looking_up import Images
-from winpod.cluster.metrics import AdmissionMetrics
+from winpod.cluster.admission import looking_up
+from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.metrics import AdmissionMetrics
 
 V2019, V2022 = windows("10.0.17763.805"), windows("10.0.20348.2113")
 

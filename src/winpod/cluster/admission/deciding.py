@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from winpod.cluster.admission_patches import Patch, patches_for
-from winpod.cluster.choosing import Choice, as_written, choose, may_come, only_has_to_wait
-from winpod.cluster.contradictions import find_contradiction
-from winpod.cluster.looking_up import Found
-from winpod.cluster.reasons import describe_placement, describe_stray
+from winpod.cluster.admission.choosing import Choice, as_written, choose, may_come, only_has_to_wait
+from winpod.cluster.admission.contradictions import find_contradiction
+from winpod.cluster.admission.looking_up import Found
+from winpod.cluster.admission.patches import Patch, patches_for
+from winpod.cluster.admission.reasons import describe_placement, describe_stray
 from winpod.cluster.settings import Settings
 from winpod.node.manifests import template_path
 from winpod.windows.advice import advise

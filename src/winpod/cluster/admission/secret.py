@@ -13,8 +13,8 @@ from lightkube.core.dictmixin import DictMixin
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
+from winpod.cluster.admission.certificates import Certificates, are_good, renew
 from winpod.cluster.seen import MANAGED_BY, OURS
-from winpod.cluster.webhook_certificates import Certificates, are_good, renew
 from winpod.node.api import ApiServer, Refused
 from winpod.node.certificates import utc_now
 from winpod.windows.errors import Unavailable

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.cluster.test_admission import (
+from tests.cluster.admission.test_deciding import (
     B2019,
     B2022,
     B2025,
@@ -23,7 +23,7 @@ from tests.cluster.test_admission import (
     pod,
     windows_node,
 )
-from winpod.cluster.admission import Decision, Fate, decide_template
+from winpod.cluster.admission.deciding import Decision, Fate, decide_template
 from winpod.cluster.settings import Settings
 from winpod.windows.objects import RuntimeClass
 from winpod.windows.placement import Cluster

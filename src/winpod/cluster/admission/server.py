@@ -16,15 +16,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from winpod.cluster.choosing import prepare
+from winpod.cluster.admission.certificates import Certificates
+from winpod.cluster.admission.choosing import prepare
+from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.metrics import AdmissionMetrics
+from winpod.cluster.admission.pull_secrets import PullSecrets
+from winpod.cluster.admission.secret import shared_certificates, trust_authority
+from winpod.cluster.admission.webhook import Refusal, Webhook
 from winpod.cluster.live_settings import LiveSettings
-from winpod.cluster.looking_up import Images
-from winpod.cluster.metrics import AdmissionMetrics
-from winpod.cluster.pull_secrets import PullSecrets
 from winpod.cluster.view import View
-from winpod.cluster.webhook import Refusal, Webhook
-from winpod.cluster.webhook_certificates import Certificates
-from winpod.cluster.webhook_secret import shared_certificates, trust_authority
 from winpod.node.api import ApiServer
 from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
@@ -65,10 +65,11 @@ class WebhookServer:
         self._view = view
         self._listening = listening
         self.images = Images(lambda: settings.now.admission.tag_seconds, metrics)
+        self.secrets = PullSecrets(api)
         self.webhook = Webhook(
             view,
             self.images,
-            PullSecrets(api),
+            self.secrets,
             lambda: settings.now,
             metrics,
             listening.namespace,
