@@ -1,0 +1,1 @@
+"""Windows Server machines made into nodes, over SSH."""
