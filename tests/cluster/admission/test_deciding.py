@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from winpod.cluster.admission.choosing import Circumstances
 from winpod.cluster.admission.deciding import (
     Decision,
     Fate,
@@ -117,7 +118,7 @@ def decided(
     retiring: Mapping[str, str] | None = None,
 ) -> Decided:
     looked = found if isinstance(found, Mapping) else {"app:1": found}
-    question = (obj, Cluster(nodes, classes), looked, settings, retiring or {})
+    question = (obj, Circumstances(Cluster(nodes, classes), settings, retiring or {}), looked)
     decision = decide(*question)
     return Decided(decision.fate, decision.warnings, decision.refusal, fill_in(*question))
 
@@ -566,7 +567,8 @@ class TestTemplates:
 
     def decided(self, obj: dict[str, Any], found: Found, **retiring: str) -> Decision:
         names = {name.replace("_", "-"): sentence for name, sentence in retiring.items()}
-        return decide_template(obj, Cluster(NODES, CLASSES), {"app:1": found}, Settings(), names)
+        met = Circumstances(Cluster(NODES, CLASSES), Settings(), names)
+        return decide_template(obj, met, {"app:1": found})
 
     KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "DaemonSet")
 

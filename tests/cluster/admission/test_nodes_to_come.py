@@ -23,6 +23,7 @@ from tests.cluster.admission.test_deciding import (
     pod,
     windows_node,
 )
+from winpod.cluster.admission.choosing import Circumstances
 from winpod.cluster.admission.deciding import Decision, Fate, decide_template
 from winpod.cluster.settings import Settings
 from winpod.windows.objects import RuntimeClass
@@ -110,7 +111,8 @@ class TestDaemonSets:
             "spec": {"template": pod(nodeSelector={OS: "windows"}, **self.TOLERATING, **spec)},
         }
         looked = {"app:1": image(*platforms)}
-        return decide_template(obj, Cluster(NODES, classes), looked, Settings(), {})
+        met = Circumstances(Cluster(NODES, classes), Settings(), {})
+        return decide_template(obj, met, looked)
 
     def test_are_told_on_which_nodes_their_pods_cannot_start(self) -> None:
         decision = self.decided("2019", classes=(C2019, C2022))

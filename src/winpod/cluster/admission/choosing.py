@@ -45,6 +45,15 @@ _PASSING = frozenset((Cause.TAINT, Cause.CORDONED, Cause.RESOURCES))
 
 
 @dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a pod meets. `retiring` are the classes that take no new pods, with why not."""
+
+    cluster: Cluster
+    settings: Settings
+    retiring: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The pod as it would be, where it would run, and what that adds to what its author wrote.
 
@@ -78,42 +87,29 @@ def as_written(pod: Pod, classes: Mapping[str, RuntimeClass]) -> Pod:
     return replace(pod, node_selector=own, overhead=overhead)
 
 
-def choose(
-    pod: Pod,
-    cluster: Cluster,
-    images: Images,
-    settings: Settings,
-    retiring: Mapping[str, str],
-) -> Choice:
+def choose(pod: Pod, met: Circumstances, images: Images) -> Choice:
     """What fits best; the pod as it is where its author chose, or where nothing fits."""
+    cluster = met.cluster
     if pod.every_node:
-        return Choice(pod, _place_everywhere(pod, cluster, images, settings, retiring))
+        return Choice(pod, _place_everywhere(pod, met, images))
     if pod.runtime_class or any(text not in images for text in pod.images):
         return Choice(pod, cluster.place(pod, images))
-    offers = _classes if settings.classes else _nodes
+    offers = _classes if met.settings.classes else _nodes
     ranked = sorted(
-        (
-            (_rank(choice, cluster, images), choice)
-            for choice in offers(pod, cluster, images, settings)
-        ),
+        ((_rank(choice, cluster, images), choice) for choice in offers(pod, met, images)),
         key=lambda pair: pair[0],
     )
     fitting = [choice for rank, choice in ranked if rank[0] < _NEVER]
     for choice in fitting:
-        if choice.runtime_class not in retiring:
+        if choice.runtime_class not in met.retiring:
             return choice
     wanted = fitting[0].runtime_class if fitting else ""
     return Choice(pod, cluster.place(pod, images), retiring=wanted)
 
 
-def _place_everywhere(
-    pod: Pod,
-    cluster: Cluster,
-    images: Images,
-    settings: Settings,
-    retiring: Mapping[str, str],
-) -> Placement:
+def _place_everywhere(pod: Pod, met: Circumstances, images: Images) -> Placement:
     """Each node's pod is asked about for itself, since each gets its own class when it comes."""
+    cluster = met.cluster
     placement = cluster.place(pod, images)
     if placement.refusals:
         return placement
@@ -122,7 +118,7 @@ def _place_everywhere(
     for verdict in placement.verdicts:
         if verdict.outcome is Outcome.FAILS:
             alone = Cluster((nodes[verdict.nodes[0]],), cluster.classes.values(), cluster.handlers)
-            choice = choose(replace(pod, every_node=False), alone, images, settings, retiring)
+            choice = choose(replace(pod, every_node=False), replace(met, cluster=alone), images)
             if choice.placement.status is Status.RUNS:
                 verdict = replace(choice.placement.verdicts[0], nodes=verdict.nodes)
         verdicts.append(verdict)
@@ -133,8 +129,8 @@ def _place_everywhere(
     return replace(placement, status=status, verdicts=tuple(verdicts))
 
 
-def _classes(pod: Pod, cluster: Cluster, images: Images, settings: Settings) -> Iterable[Choice]:
-    del settings
+def _classes(pod: Pod, met: Circumstances, images: Images) -> Iterable[Choice]:
+    cluster = met.cluster
     for name, known in cluster.classes.items():
         if _is_for_one_build(known) and cluster.handlers.find(known.handler):
             classed = replace(pod, runtime_class=name)
@@ -148,10 +144,10 @@ def _is_for_one_build(known: RuntimeClass) -> bool:
     return keys <= _COMMON_LABELS and (by_handler or bool(keys & _BUILD_LABELS))
 
 
-def _nodes(pod: Pod, cluster: Cluster, images: Images, settings: Settings) -> Iterable[Choice]:
+def _nodes(pod: Pod, met: Circumstances, images: Images) -> Iterable[Choice]:
     """What the classes for process isolation would have said, said by the pod itself."""
     own = dict(pod.node_selector)
-    for offered in _offered(cluster, settings):
+    for offered in _offered(met.cluster, met.settings):
         if any(own.get(key, value) != value for key, value in offered.node_selector):
             continue
         selector = tuple(pair for pair in offered.node_selector if pair[0] not in own)
@@ -161,7 +157,7 @@ def _nodes(pod: Pod, cluster: Cluster, images: Images, settings: Settings) -> It
             node_selector=tuple(sorted((*pod.node_selector, *selector))),
             tolerations=pod.tolerations + tolerations,
         )
-        placement = cluster.place(selecting, images)
+        placement = met.cluster.place(selecting, images)
         yield Choice(selecting, placement, node_selector=selector, tolerations=tolerations)
 
 

@@ -12,12 +12,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from winpod.cluster.admission.choosing import Choice, as_written, choose, may_come, only_has_to_wait
+from winpod.cluster.admission.choosing import (
+    Choice,
+    Circumstances,
+    as_written,
+    choose,
+    may_come,
+    only_has_to_wait,
+)
 from winpod.cluster.admission.contradictions import find_contradiction
 from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.admission.patches import Patch, patches_for
 from winpod.cluster.admission.reasons import describe_placement, describe_stray
-from winpod.cluster.settings import Settings
 from winpod.node.manifests import template_path
 from winpod.windows.advice import advise
 from winpod.windows.errors import InvalidInput
@@ -123,76 +129,53 @@ def _read_question(pod: Pod, cluster: Cluster, looked: Looked) -> _Asked:
     )
 
 
-def fill_in(
-    obj: Mapping[str, Any],
-    cluster: Cluster,
-    looked: Looked,
-    settings: Settings,
-    retiring: Mapping[str, str],
-) -> tuple[Patch, ...]:
+def fill_in(obj: Mapping[str, Any], met: Circumstances, looked: Looked) -> tuple[Patch, ...]:
     """What the author of a Pod object left open, as JSON Patch; `decide` is about the result."""
     pod = read_pod(obj)
-    asked = _read_question(pod, cluster, looked) if pod else None
+    asked = _read_question(pod, met.cluster, looked) if pod else None
     if asked is None or asked.os != "windows":
         return ()
-    choice = choose(asked.pod, cluster, asked.images, settings, retiring)
+    choice = choose(asked.pod, met, asked.images)
     return patches_for(obj, choice, asked.problems)
 
 
-def decide(
-    obj: Mapping[str, Any],
-    cluster: Cluster,
-    looked: Looked,
-    settings: Settings,
-    retiring: Mapping[str, str],
-) -> Decision:
-    """About a Pod object that is to be created. `retiring` are classes with their sentences."""
+def decide(obj: Mapping[str, Any], met: Circumstances, looked: Looked) -> Decision:
+    """About a Pod object that is to be created."""
     pod = read_pod(obj)
     if pod is None:
         return Decision()
-    return _decide(obj, ("spec",), pod, cluster, looked, settings, retiring)
+    return _decide(obj, ("spec",), pod, met, looked)
 
 
-def decide_template(
-    obj: Mapping[str, Any],
-    cluster: Cluster,
-    looked: Looked,
-    settings: Settings,
-    retiring: Mapping[str, str],
-) -> Decision:
+def decide_template(obj: Mapping[str, Any], met: Circumstances, looked: Looked) -> Decision:
     """About a workload: what its pods would meet, as warnings. It is never refused."""
     found = read_template(obj)
     if found is None:
         return Decision()
     template, path, pod = found
-    decision = _decide(template, (*path, "spec"), pod, cluster, looked, settings, retiring)
+    decision = _decide(template, (*path, "spec"), pod, met, looked)
     refused = f"pods of this {obj['kind']} will be refused: {decision.refusal}"
     told = (refused, *decision.warnings) if decision.refusal else decision.warnings
     return replace(decision, warnings=told, refusal="")
 
 
 def _decide(
-    obj: Mapping[str, Any],
-    spec_path: Path,
-    pod: Pod,
-    cluster: Cluster,
-    looked: Looked,
-    settings: Settings,
-    retiring: Mapping[str, str],
+    obj: Mapping[str, Any], spec_path: Path, pod: Pod, met: Circumstances, looked: Looked
 ) -> Decision:
+    cluster, admission = met.cluster, met.settings.admission
     asked = _read_question(pod, cluster, looked)
     problems = asked.problems
     if contradiction := find_contradiction(asked.pod, cluster, asked.certain):
         return Decision(Fate.CONTRADICTS, refusal=contradiction)
-    if sentence := retiring.get(pod.runtime_class):
+    if sentence := met.retiring.get(pod.runtime_class):
         return Decision(Fate.RETIRED, refusal=_retired(pod.runtime_class, sentence))
     if asked.os != "windows":
         return Decision(warnings=tuple(f"this was not looked at: {one}" for one in problems))
-    if problems and not settings.admission.fail_open:
+    if problems and not admission.fail_open:
         return Decision(Fate.UNKNOWN, refusal=_unchecked(problems))
-    choice = choose(asked.pod, cluster, asked.images, settings, retiring)
-    answer = judge(choice, cluster, asked.images, retiring)
-    may_refuse = settings.admission.refuse_unplaceable or answer.fate is Fate.RETIRED
+    choice = choose(asked.pod, met, asked.images)
+    answer = judge(choice, cluster, asked.images, met.retiring)
+    may_refuse = admission.refuse_unplaceable or answer.fate is Fate.RETIRED
     if answer.is_fatal and may_refuse and not problems:
         return Decision(answer.fate, refusal=answer.sentence)
     is_told = answer.sentence and not (problems and answer.fate is Fate.UNKNOWN)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from winpod.cluster.admission.choosing import Circumstances
 from winpod.cluster.admission.deciding import (
     Decision,
     Fate,
@@ -38,7 +39,6 @@ from winpod.cluster.settings import Settings
 from winpod.cluster.view import View
 from winpod.node.certificates import utc_now
 from winpod.windows.objects import Pod
-from winpod.windows.placement import Cluster
 
 MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS = "/pods/mutate", "/pods/validate", "/workloads"
 _SPARE_SECONDS = 0.5
@@ -68,10 +68,7 @@ _UNTOUCHED: _Answer = ("untouched", {"allowed": True})
 
 
 _Judged = TypeVar("_Judged")
-_Rule = Callable[
-    [Mapping[str, Any], Cluster, Looked, Settings, Mapping[str, str]],
-    _Judged,
-]
+_Rule = Callable[[Mapping[str, Any], Circumstances, Looked], _Judged]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +209,8 @@ class Webhook:
         return decision
 
     def _judge(self, rule: _Rule[_Judged], obj: Mapping[str, Any], looked: Looked) -> _Judged:
-        return rule(obj, self._view.cluster(), looked, self._settings(), self._view.retiring())
+        met = Circumstances(self._view.cluster(), self._settings(), self._view.retiring())
+        return rule(obj, met, looked)
 
     def _is_ours(self, namespace: str) -> bool:
         admission = self._settings().admission
