@@ -1,0 +1,104 @@
+"""A real SSH server in this process, for a user with a key, with a folder as drive C:.
+
+What a script answers is up to the test: there is no Windows behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from winpod.instances.host_keys import HostKeys, KeysInMemory
+from winpod.instances.login import Login
+from winpod.instances.ssh import Host
+
+USER = "Administrator"
+Reply = Callable[[str], Awaitable[tuple[bytes, bytes, int]]]
+
+
+@dataclass
+class SshServer:
+    folder: Path
+    key: asyncssh.SSHKey
+    port: int = 0
+    commands: list[str] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+    connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
+
+    def host(
+        self,
+        *,
+        host_keys: HostKeys | None = None,
+        key: asyncssh.SSHKey | None = None,
+        user: str = USER,
+        port: int = 0,
+    ) -> Host:
+        login = Login("win-1", "127.0.0.1", user, port or self.port)
+        return Host(login, key or self.key, host_keys or KeysInMemory())
+
+    def local(self, path: str) -> Path:
+        return self.folder / path.replace("\\", "/")
+
+
+async def says_nothing(script: str) -> tuple[bytes, bytes, int]:
+    del script
+    return b"", b"", 0
+
+
+@asynccontextmanager
+async def ssh_server(
+    folder: Path,
+    reply: Reply = says_nothing,
+    *,
+    port: int = 0,
+    host_key: asyncssh.SSHKey | None = None,
+) -> AsyncIterator[SshServer]:
+    (folder / "C:" / "Windows" / "Temp").mkdir(parents=True, exist_ok=True)
+    server = SshServer(folder, asyncssh.generate_private_key("ssh-ed25519"))
+
+    async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        command = process.command or ""
+        script = server.local(command.rpartition(" ")[2]).read_text()
+        server.commands.append(command)
+        server.scripts.append(script)
+        output, errors, code = await reply(script)
+        process.stdout.write(output)
+        process.stderr.write(errors)
+        process.exit(code)
+
+    class Door(asyncssh.SSHServer):
+        def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+            server.connections.append(conn)
+
+        def begin_auth(self, username: str) -> bool:
+            del username
+            return True
+
+        def public_key_auth_supported(self) -> bool:
+            return True
+
+        def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+            return username == USER and key == server.key.convert_to_public()
+
+    listener = await asyncssh.listen(
+        "127.0.0.1",
+        port,
+        server_factory=Door,
+        server_host_keys=[host_key or asyncssh.generate_private_key("ssh-ed25519")],
+        process_factory=run,
+        sftp_factory=lambda chan: asyncssh.SFTPServer(chan, chroot=bytes(folder)),
+        encoding=None,
+    )
+    server.port = listener.get_port()
+    try:
+        yield server
+    finally:
+        listener.close()
+        for connection in server.connections:
+            connection.abort()
+        await asyncio.wait_for(listener.wait_closed(), 5)
