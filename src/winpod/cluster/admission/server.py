@@ -1,37 +1,29 @@
-"""The webhook at its port: with certificates of its own, renewed while it listens.
-
-Where there is an authority for clients, only who has a certificate of it is answered.
-"""
+"""The webhook with all that it needs, at its port: certificates of its own are looked after."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import ssl
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from aiohttp import web
 
 from winpod.cluster.admission.certificates import Certificates
 from winpod.cluster.admission.choosing import prepare
 from winpod.cluster.admission.looking_up import Images
 from winpod.cluster.admission.metrics import AdmissionMetrics
+from winpod.cluster.admission.port import ClientAuthority, Port, serving_context
 from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.admission.secret import shared_certificates, trust_authority
 from winpod.cluster.admission.webhook import Refusal, Webhook
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.view import View
+from winpod.node.agent import for_good
 from winpod.node.api import ApiServer
-from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
+from winpod.windows.errors import WinpodError
 
 _SERVICE = "winpod-webhook"
-_LARGEST = 16 * 1024**2
-_IDLE_SECONDS = 150.0
-"""Longer than the API server keeps a connection: it is the one to close it, between requests."""
 _LOOK_SECONDS = 20.0
 _RETRY_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -75,25 +67,18 @@ class WebhookServer:
             listening.namespace,
             on_refusal,
         )
-        self._context = serving_context(listening.client_authority)
-        self._serving: Certificates | None = None
+        self._client_authority = ClientAuthority(listening.client_authority)
+        self._certificates: Certificates | None = None
 
     async def run(self) -> None:
         """Listens once it has something to serve with, and looks after that for good."""
-        application = web.Application(client_max_size=_LARGEST)
-        application.add_routes(self.webhook.routes())
-        runner = web.AppRunner(application, access_log=None, keepalive_timeout=_IDLE_SECONDS)
-        await runner.setup()
-        preparing = asyncio.create_task(self._prepare())
+        port = Port(self._listening.address, self._listening.port, self.webhook.routes)
+        preparing = asyncio.create_task(for_good("preparing", self._prepare))
         try:
-            while True:
-                is_well = await self._renewed()
-                if self._serving and not runner.sites:
-                    await self._listen(runner)
-                await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
+            await self._look_after(port)
         finally:
             preparing.cancel()
-            await runner.cleanup()
+            await port.close()
             await self.images.close()
 
     async def _prepare(self) -> None:
@@ -111,54 +96,25 @@ class WebhookServer:
             changed.clear()
             await asyncio.sleep(self._view.rest_seconds)
 
-    async def _listen(self, runner: web.AppRunner) -> None:
-        address, port = self._listening.address, self._listening.port
-        try:
-            await web.TCPSite(runner, address, port, ssl_context=self._context).start()
-        except OSError as error:
-            raise Unavailable(
-                f"the webhook cannot listen on {address} port {port}: {error.strerror}.",
-                "Free the port or choose another.",
-            ) from error
-        port = int(runner.addresses[0][1])
-        told = {"webhook_port": port}
-        _log.info("the webhook listens at %s, port %s", address, port, extra=told)
+    async def _look_after(self, port: Port) -> None:
+        """Who connects is served with what is new, and so is who may ask."""
+        served = None
+        while True:
+            is_well = await self._renewed()
+            if self._certificates:
+                wanted = (self._certificates, self._client_authority.now())
+                if wanted != served:
+                    await port.serve(serving_context(*wanted))
+                served = wanted
+            await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
 
     async def _renewed(self) -> bool:
-        """Whether all is as it should be; connections to come are served with what is new."""
+        """Whether all is as it should be."""
         try:
-            found = await shared_certificates(
+            self._certificates = await shared_certificates(
                 self._api, self._listening.namespace, self._listening.names
             )
-            if found != self._serving:
-                _load(self._context, found)
-                self._serving = found
-            return await trust_authority(self._api, found.bundle)
+            return await trust_authority(self._api, self._certificates.bundle)
         except WinpodError as error:
             _log.warning("the webhook's certificates cannot be looked after: %s", error)
             return False
-
-
-def serving_context(client_authority: Path | None) -> ssl.SSLContext:
-    """Without the certificates to serve with, which change."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    if client_authority is None:
-        return context
-    try:
-        context.load_verify_locations(client_authority)
-    except OSError as error:
-        raise InvalidInput(
-            f"{client_authority} cannot be read as the authority of the webhook's clients: "
-            f"{error.strerror or error}.",
-            "Give a file of certificates in PEM form.",
-        ) from error
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _load(context: ssl.SSLContext, found: Certificates) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "serving.pem"
-        file.touch(0o600)
-        file.write_bytes(found.chain + found.key)
-        context.load_cert_chain(file)
