@@ -22,6 +22,7 @@ class WantedFile:
     is_secret: bool = False
     used_by: tuple[str, ...] = ()
     unless: str = ""
+    size: int = 0
 
 
 def written(
@@ -41,6 +42,7 @@ def written(
         is_secret=is_secret,
         used_by=used_by,
         unless=unless,
+        size=len(data),
     )
 
 
@@ -85,9 +87,13 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to read on the instance: the hash of each path, and what is known of each name."""
+    """What to read on the instance: the hash of each path, and what is known of each name.
+
+    `images` is whether containerd is to be asked for those it has.
+    """
 
     directories: tuple[str, ...]
     files: tuple[str, ...]
     services: tuple[str, ...]
     features: tuple[str, ...]
+    images: bool = False
