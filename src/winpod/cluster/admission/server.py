@@ -62,7 +62,7 @@ class WebhookServer:
             view,
             self.images,
             self.secrets,
-            lambda: settings.now,
+            settings,
             metrics,
             listening.namespace,
             on_refusal,

@@ -35,7 +35,7 @@ from winpod.cluster.admission.deciding import (
 from winpod.cluster.admission.looking_up import Found, Images, Secrets
 from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.pull_secrets import PullSecrets
-from winpod.cluster.settings import Settings
+from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.view import View
 from winpod.node.certificates import utc_now
 from winpod.windows.objects import Pod
@@ -104,7 +104,7 @@ class Webhook:
         view: View,
         images: Images,
         secrets: PullSecrets,
-        settings: Callable[[], Settings],
+        settings: LiveSettings,
         metrics: AdmissionMetrics,
         namespace: str,
         on_refusal: Callable[[Refusal], None] = lambda _: None,
@@ -141,30 +141,44 @@ class Webhook:
         webhook: str,
         answer: Callable[[_Request, float], Awaitable[_Answer]],
     ) -> web.Response:
-        began = time.perf_counter()
+        began = time.monotonic()
         outcome = "error"
         try:
-            if not self._view.is_known:
-                return web.Response(status=503, text="the cluster is not known yet\n")
             review = msgspec.json.decode(await request.read(), type=_Review).request
-            outcome, response = await answer(review, self._budget(request))
+            if not await self._is_known(began + self._budget(request)):
+                return web.Response(status=503, text="the cluster is not known yet\n")
+            outcome, response = await answer(review, began + self._budget(request))
             body = msgspec.json.encode(_as_review(response | {"uid": review.uid}))
             return web.Response(body=body, content_type="application/json")
         except msgspec.DecodeError as error:
             return web.Response(status=400, text=f"this is no AdmissionReview: {error}\n")
         finally:
-            self._metrics.count_review(webhook, outcome, time.perf_counter() - began)
+            self._metrics.count_review(webhook, outcome, time.monotonic() - began)
+
+    async def _is_known(self, until: float) -> bool:
+        """Waits for what an operator that has just begun does not know yet.
+
+        Nobody is answered by settings that may not be the cluster's: what becomes of a pod that
+        cannot be answered is said by the failure policy that the API server was told.
+        """
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await self._view.until_known()
+                await self._settings.until_known()
+        except TimeoutError:
+            return False
+        return True
 
     def _budget(self, request: web.Request) -> float:
         """The API server says how long it waits."""
-        wanted = self._settings().admission.budget_seconds
+        wanted = self._settings.now.admission.budget_seconds
         patience = re.fullmatch(r"(\d+)s", request.query.get("timeout", ""))
         if patience is None:
             return wanted
         return max(_LEAST_SECONDS, min(wanted, int(patience[1]) - _SPARE_SECONDS))
 
-    async def _fill_in(self, review: _Request, budget: float) -> _Answer:
-        obj, looking = review.object, self._looking(review, budget)
+    async def _fill_in(self, review: _Request, until: float) -> _Answer:
+        obj, looking = review.object, self._looking(review, until)
         if obj is None or looking is None:
             return _UNTOUCHED
         looked = await self._look_up(looking)
@@ -176,26 +190,26 @@ class Webhook:
         patch = base64.b64encode(msgspec.json.encode(patches)).decode()
         return "filled-in", {"allowed": True, "patchType": "JSONPatch", "patch": patch}
 
-    async def _decide_pod(self, review: _Request, budget: float) -> _Answer:
-        obj, looking = review.object, self._looking(review, budget)
+    async def _decide_pod(self, review: _Request, until: float) -> _Answer:
+        obj, looking = review.object, self._looking(review, until)
         if obj is None or looking is None:
             return _UNTOUCHED
         return self._answer(review, await self._decide(decide, obj, looking))
 
-    def _looking(self, review: _Request, budget: float) -> _Looking | None:
+    def _looking(self, review: _Request, until: float) -> _Looking | None:
         """None for a pod that is not ours to judge."""
         obj = review.object
         pod = read_pod(obj) if obj and self._is_ours(review.namespace) else None
-        return _Looking(pod, review.namespace, "", time.monotonic() + budget) if pod else None
+        return _Looking(pod, review.namespace, "", until) if pod else None
 
-    async def _decide_workload(self, review: _Request, budget: float) -> _Answer:
+    async def _decide_workload(self, review: _Request, until: float) -> _Answer:
         obj = review.object
         found = read_template(obj) if obj and self._is_ours(review.namespace) else None
         if obj is None or found is None or _is_owned(obj) or _is_same(found, review.old_object):
             return _UNTOUCHED
         template, _, pod = found
         account = template["spec"].get("serviceAccountName") or "default"
-        looking = _Looking(pod, review.namespace, account, time.monotonic() + budget)
+        looking = _Looking(pod, review.namespace, account, until)
         return self._answer(review, await self._decide(decide_template, obj, looking))
 
     async def _decide(
@@ -209,11 +223,11 @@ class Webhook:
         return decision
 
     def _judge(self, rule: _Rule[_Judged], obj: Mapping[str, Any], looked: Looked) -> _Judged:
-        met = Circumstances(self._view.cluster(), self._settings(), self._view.retiring())
+        met = Circumstances(self._view.cluster(), self._settings.now, self._view.retiring())
         return rule(obj, met, looked)
 
     def _is_ours(self, namespace: str) -> bool:
-        admission = self._settings().admission
+        admission = self._settings.now.admission
         exempt = (*admission.exempt_namespaces, self._namespace)
         return admission.enabled and namespace not in exempt
 
