@@ -1,6 +1,7 @@
 """`winpod operator` on a real API server: classes and labels from nodes, and one leader of two."""
 
 import asyncio
+import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -295,6 +296,28 @@ async def _until_alike(view: View, plane: ControlPlane) -> None:
         assert time.monotonic() < deadline, (view.cluster().nodes, live.nodes)
         await asyncio.sleep(0.05)
     assert view.cluster().classes == {known.name: known for known in live.classes}
+
+
+def test_of_two_operators_on_one_machine_one_leads(
+    plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    operator.stop()
+    try:
+        unnamed = [OperatorProcess(plane, tmp_path, name, "--identity", "") for name in "ab"]
+        with unnamed[0] as a, unnamed[1] as b:
+
+            def told() -> list[str]:
+                return [one.answer("/readyz")[1] for one in (a, b)]
+
+            eventually(lambda: sorted(told()) == ["leads\n", "waits to lead\n"])
+            assert leader(plane).startswith(f"{platform.node()}-")
+            time.sleep(5)
+            assert sorted(told()) == ["leads\n", "waits to lead\n"]
+            first, second = (a, b) if told()[0] == "leads\n" else (b, a)
+            first.stop()
+            eventually(lambda: second.answer("/readyz") == (200, "leads\n"), within=5)
+    finally:
+        operator.start()
 
 
 def test_of_two_operators_one_leads_and_the_other_takes_over(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import signal
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from winpod.cli.log_lines import start_logging
+from winpod.cluster.leading import unique_identity
 from winpod.cluster.operator import Operator, Place
 from winpod.node.access import SERVICE_ACCOUNT, read_kubeconfig, service_account_access
 
@@ -38,7 +38,11 @@ def command(
         ),
     ] = "",
     identity: Annotated[
-        str, typer.Option(metavar="NAME", help="Its name among operators, else this machine's.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Its name, which no other has; else this machine's, with something random.",
+        ),
     ] = "",
     address: Annotated[
         str, typer.Option(metavar="IP", help="Where metrics and health are.")
@@ -69,7 +73,7 @@ def command(
     access = read_kubeconfig(kubeconfig) if kubeconfig else service_account_access()
     place = Place(
         namespace=namespace or _own_namespace(),
-        identity=identity or platform.node(),
+        identity=identity or unique_identity(),
         address=address,
         port=port,
         webhook_port=webhook_port,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import platform
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -28,7 +30,17 @@ _LAST_SECONDS = 3.0
 _log = logging.getLogger(__name__)
 
 
+def unique_identity() -> str:
+    """This machine's name, and what tells two operators there apart, and one from the one before.
+
+    One that was killed is so not known when it is back: it waits until its lease has run out.
+    """
+    return f"{platform.node()}-{secrets.token_hex(4)}"
+
+
 class Leading:
+    """`identity` is nobody else's, or two would both believe that they lead."""
+
     def __init__(self, api: ApiServer, namespace: str, identity: str) -> None:
         self.is_leader = False
         self._api = api
