@@ -59,7 +59,7 @@ def test_the_document_shows_the_defaults() -> None:
     [
         ("[", "the operator's settings are not YAML"),
         ("- classes", "the object must be a mapping"),
-        ("clases: {}", "clases is not a setting (there are admission, classes, labels"),
+        ("clases: {}", "clases is not a setting (there are admission, classes, instances, labels"),
         ("classes: {naem: x}", "classes.naem is not a setting"),
         ("classes: {enabled: 'yes'}", "classes.enabled must be true or false"),
         ("classes: {name: windows}", "classes.name is"),

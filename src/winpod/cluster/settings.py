@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 import yaml
 
+from winpod.cluster.instance_settings import InstanceSettings, read_instances
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Toleration, read_tolerations
@@ -51,6 +52,7 @@ class Settings:
     labels: bool = True
     admission: Admission = Admission()
     page_authenticated: bool = False
+    instances: InstanceSettings = field(default_factory=InstanceSettings)
 
 
 def fill_name(template: str, build: Build, architecture: str = "amd64") -> str:
@@ -65,7 +67,7 @@ def read_settings(text: str) -> Settings:
         document = At(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise InvalidInput(f"the operator's settings are not YAML: {error}.") from None
-    document.allow("classes", "labels", "admission", "page")
+    document.allow("classes", "labels", "admission", "page", "instances")
     classes, labels = document.get("classes"), document.get("labels")
     classes.allow(
         "enabled", "name", "hypervisorName", "overhead", "tolerations", "removeAfterSeconds"
@@ -87,6 +89,7 @@ def read_settings(text: str) -> Settings:
         labels=_flag(labels.get("enabled"), default.labels),
         admission=_admission(document.get("admission")),
         page_authenticated=document.get("page", "authenticated").flag(),
+        instances=read_instances(document.get("instances")),
     )
     if settings.class_name == settings.hypervisor_class_name:
         raise InvalidField(
