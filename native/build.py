@@ -25,6 +25,7 @@ WITHOUT_C_LIBRARY = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-Wl
 LINUX = ("-target", "x86_64-linux-musl", "-static")
 PROGRAMS = {
     "absent.exe": (*WINDOWS, *WITHOUT_C_LIBRARY, "-lkernel32"),
+    "tar.exe": (*WINDOWS, *WITHOUT_C_LIBRARY, "-lkernel32"),
     "wagent.exe": (
         *WINDOWS,
         *WITHOUT_C_LIBRARY,

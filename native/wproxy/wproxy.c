@@ -4,12 +4,13 @@
  *     wproxy listen SOCKET COMMAND...
  *     wproxy relay BUNDLE
  *
- * The program to start is in BUNDLE/start (the payload of START), the shell's socket is
- * BUNDLE/run/agent.sock. `create` returns when Windows has started the program, or says Windows'
- * sentence and fails. What stays carries the program's streams to conmon's, turns signals into
- * Windows' events, and writes the 32-bit exit code to BUNDLE/exit32 before it exits with what of it
- * fits; 137 and no exit32 means that the shell died. When it is killed, so is the program. The log
- * at the path in BUNDLE/log_path is its own too, opened anew on SIGUSR1; conmon's would keep \r.
+ * The program to start is in BUNDLE/start (the payload of START), what the registry has to be told
+ * before it in BUNDLE/registry (frames), the shell's socket is BUNDLE/run/agent.sock. `create`
+ * returns when Windows has started the program, or says Windows' sentence and fails. What stays
+ * carries the program's streams to conmon's, turns signals into Windows' events, and writes the
+ * 32-bit exit code to BUNDLE/exit32 before it exits with what of it fits; 137 and no exit32 means
+ * that the shell died. When it is killed, so is the program. The log at the path in BUNDLE/log_path
+ * is its own too, opened anew on SIGUSR1; conmon's would keep \r.
  *
  * `listen` makes a shell's socket and becomes the command, which has it as descriptor 3 to hand on
  * to winit. Made outside, it has no name in the container. `relay`: see relay.h.
@@ -105,29 +106,49 @@ static void wait_for_attached(void)
     close(hold);
 }
 
-static void start_program(void)
+/* Sends a frame, and waits for the answer that it should have. */
+static void ask(uint8_t type, const uint8_t *payload, uint32_t size, uint8_t wanted)
 {
-    static uint8_t start[MAX_FRAME];
-    int file = openat(bundle, "start", O_RDONLY | O_CLOEXEC);
-    struct stat about;
-    if (file < 0 || fstat(file, &about) || about.st_size > (off_t)sizeof start)
-        refuse("The program to start cannot be read", strerror(errno));
-    if (!read_all(file, start, (size_t)about.st_size))
-        refuse("The program to start cannot be read", "it is cut short");
-    close(file);
-    agent = connect_to(bundle, "run/agent.sock", 0);
     uint8_t header[FRAME_HEADER], answer[1024];
-    if (agent < 0 || !tell(agent, START, start, (uint32_t)about.st_size))
+    if (!tell(agent, type, payload, size))
         refuse("The container's shell does not answer", strerror(errno));
     if (!read_all(agent, header, sizeof header))
         refuse("", "The container's shell has ended.");
-    uint32_t size = get32(header);
-    if (size < 4 || size >= sizeof answer || !read_all(agent, answer, size)
-        || (header[4] != STARTED && header[4] != FAILED))
+    uint32_t length = get32(header);
+    if (length >= sizeof answer || !read_all(agent, answer, length)
+        || (header[4] != wanted && (header[4] != FAILED || length < 4)))
         refuse("", "The container's shell answers what makes no sense.");
-    answer[size] = 0;
+    answer[length] = 0;
     if (header[4] == FAILED)
         refuse("", (char *)answer + 4);
+}
+
+static uint8_t content[MAX_FRAME];
+
+/* The image's registry, and the pod's names in it: whole frames. */
+static void change_registry(void)
+{
+    int file = openat(bundle, "registry", O_RDONLY | O_CLOEXEC);
+    uint8_t header[FRAME_HEADER];
+    while (file >= 0 && read_all(file, header, sizeof header)) {
+        uint32_t size = get32(header);
+        if (size > sizeof content || !read_all(file, content, size))
+            refuse("The changes to the registry cannot be read", "they are cut short");
+        ask(header[4], content, size, DONE);
+    }
+    close(file);
+}
+
+static void start_program(void)
+{
+    int file = openat(bundle, "start", O_RDONLY | O_CLOEXEC);
+    struct stat about;
+    if (file < 0 || fstat(file, &about) || about.st_size > (off_t)sizeof content)
+        refuse("The program to start cannot be read", strerror(errno));
+    if (!read_all(file, content, (size_t)about.st_size))
+        refuse("The program to start cannot be read", "it is cut short");
+    close(file);
+    ask(START, content, (uint32_t)about.st_size, STARTED);
 }
 
 /* ---- being called by conmon ---- */
@@ -216,6 +237,10 @@ int main(int count, char **arguments)
         if (given.console)
             open_terminal();
         wait_for_attached();
+        agent = connect_to(bundle, "run/agent.sock", 0);
+        if (agent < 0)
+            refuse("The container's shell does not answer", strerror(errno));
+        change_registry();
         start_program();
         close(report);
         carry(bundle, agent, signals, given.console != NULL);

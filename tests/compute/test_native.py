@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAMS = ("absent.exe", "wagent.exe", "winit", "wproxy")
+PROGRAMS = ("absent.exe", "tar.exe", "wagent.exe", "winit", "wproxy")
 
 
 def test_a_wheel_fits_only_the_machines_that_its_programs_run_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from winpod.images import base as bases
 from winpod.images.base import STEPS, Base, build_base, list_bases, remove_base
 from winpod.images.base_errors import BaseInUse, MirrorUnavailable
 from winpod.images.base_packages import choose_mirrors, unpack_packages
-from winpod.images.base_recipe import LIBRARIES
+from winpod.images.base_recipe import LIBRARIES, PACKAGES
 from winpod.images.errors import NoSpace
 
 STAND_IN = """\
@@ -53,12 +53,12 @@ print(build_base(Path(sys.argv[1]), progress=progress).id, flush=True)
 @pytest.fixture(scope="session")
 def tree() -> Path:
     """Debian's packages as mmdebstrap unpacks them."""
-    folder = cache() / "debian-tree"
+    folder = cache() / f"debian-tree-{'-'.join(PACKAGES)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            unfinished = folder.with_name(".debian-tree")
+            unfinished = folder.with_name(f".{folder.name}")
             shutil.rmtree(unfinished, ignore_errors=True)
             unpack_packages(unfinished, choose_mirrors(), with_32bit=False)
             unfinished.rename(folder)

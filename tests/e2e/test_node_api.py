@@ -128,7 +128,7 @@ class ApiNode:
 @pytest.fixture(scope="module")
 def programs() -> dict[str, Path]:
     """Found before a test has a home of its own, which their cache is not in."""
-    return {name: windows_programs.go_program(name=name) for name in ("talker", "tar")}
+    return {"talker": windows_programs.go_program(name="talker")}
 
 
 @pytest.fixture
@@ -261,14 +261,37 @@ async def test_files_are_copied_in_and_out(node: ApiNode, tmp_path: Path) -> Non
     assert "3,145,728" in listed.replace(".", ",")
     await node.kubectl("cp", "web:/letter", str(target))
     assert read(target) == read(source)
+    missing = await node.run("cp", "web:/nothing", str(tmp_path / "nothing"))
+    assert (missing.code, "tar: nothing: File not found" in missing.out) == (1, True)
+
+
+async def test_directories_are_copied_in_and_out(node: ApiNode, tmp_path: Path) -> None:
+    await node.start("web")
+    folder = tmp_path / "Straße"
+    write(folder / ("deep" * 30) / ("name" * 40) / "日本 one.txt", b"one")
+    write(folder / "none", b"")
+    (folder / "empty").mkdir()
+    await node.kubectl("cp", "--no-preserve", str(folder), "web:C:/users/Straße")
+    for name in ("/users/Straße", "users\\Straße"):
+        target = tmp_path / name.replace("\\", "-").replace("/", "_")
+        await node.kubectl("cp", f"web:{name}", str(target))
+        assert tree_in(target) == tree_in(folder)
+    with_drive = await node.run("cp", "web:C:/users/Straße", str(tmp_path / "with-drive"))
+    assert "kubectl cp wants paths without one" in with_drive.out
 
 
 def write(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
 
 
 def read(file: Path) -> bytes:
     return file.read_bytes()
+
+
+def tree_in(folder: Path) -> dict[Path, bytes | None]:
+    found = {path.relative_to(folder): path for path in folder.rglob("*")}
+    return {name: None if path.is_dir() else path.read_bytes() for name, path in found.items()}
 
 
 async def test_a_program_is_attached_to_and_its_port_forwarded(node: ApiNode) -> None:

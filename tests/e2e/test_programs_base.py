@@ -153,15 +153,16 @@ def test_absent_programs_say_so_and_fail(base: Base, start: Callable[..., Contai
     assert {"powershell", "dism", "icacls", "setx", "netsh"} <= set(base.absent)
 
 
-def test_an_images_own_program_goes_before_an_absent_one(
+def test_an_images_own_program_goes_before_an_absent_one_and_before_winpods(
     base: Base, start: Callable[..., Container], tmp_path: Path
 ) -> None:
     own: dict[str, Path | str] = {
         "Windows/System32/setx.exe": programs.go_program(),
+        "Windows/System32/tar.exe": programs.go_program(),
         "Windows/System32/WindowsPowerShell/v1.0/PowerShell.exe": programs.go_program(),
     }
     one = start(unpack_content(base, own, tmp_path))
-    for name in ("setx", "powershell"):
+    for name in ("setx", "powershell", "tar"):
         done = one.run("cmd", "/c", name)
         assert (done.code, done.output.strip()) == (
             7,

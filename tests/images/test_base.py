@@ -121,11 +121,15 @@ def save(root: Path, name: str = "aaa111", **changes: Any) -> Path:
 
 
 def test_a_recipe_is_known_by_everything_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = recipe_digest(b"program", with_32bit=False)
-    assert recipe_digest(b"program", with_32bit=False) == one
-    others = {recipe_digest(b"program", with_32bit=True), recipe_digest(b"p", with_32bit=False)}
+    programs = {"tar.exe": b"program"}
+    one = recipe_digest(programs, with_32bit=False)
+    assert recipe_digest(programs, with_32bit=False) == one
+    others = {
+        recipe_digest(programs, with_32bit=True),
+        recipe_digest({"tar.exe": b"p"}, with_32bit=False),
+    }
     monkeypatch.setattr("winpod.images.base_recipe.SERVICES_OFF", ())
-    others.add(recipe_digest(b"program", with_32bit=False))
+    others.add(recipe_digest(programs, with_32bit=False))
     assert len(others | {one}) == 4
 
 
@@ -150,7 +154,7 @@ def test_a_winpod_without_its_windows_programs_says_so(
 ) -> None:
     monkeypatch.setattr(base_prefix, "files", lambda _: tmp_path)
     with pytest.raises(BaseFailed, match=r"python native/build\.py"):
-        base_prefix.absent_program()
+        base_prefix.windows_programs()
 
 
 # The container in which Wine makes its prefix

@@ -113,8 +113,8 @@ class Base:
     @property
     def is_current(self) -> bool:
         """Whether this winpod would build the same one, newer packages aside."""
-        program = base_prefix.absent_program()
-        return self.recipe == recipe_digest(program, with_32bit=self.with_32bit)
+        programs = base_prefix.windows_programs()
+        return self.recipe == recipe_digest(programs, with_32bit=self.with_32bit)
 
 
 def build_base(
@@ -129,7 +129,7 @@ def build_base(
     _refuse_unfit_machine()
     require_tools(TOOLS)
     mirrors = choose_mirrors(mirror)
-    recipe = recipe_digest(base_prefix.absent_program(), with_32bit=with_32bit)
+    recipe = recipe_digest(base_prefix.windows_programs(), with_32bit=with_32bit)
     with _out_of_room(root), _locked(root, progress):
         _sweep(root)
         existing = next((base for base in list_bases(root) if base.recipe == recipe), None)
@@ -229,6 +229,7 @@ def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress
         base_prefix.settle_prefix(prefix)
         progress(PROGRAMS)
         absent = base_prefix.replace_absent(rootfs, prefix / "drive_c")
+        base_prefix.add_own(prefix / "drive_c")
         progress(SHARING)
         base_slim.share_windows_files(rootfs, prefix / "drive_c")
         progress(SAVING)

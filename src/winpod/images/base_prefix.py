@@ -1,7 +1,7 @@
 """The prefix of a base: Wine's C: drive and registry, made once and then only copied from.
 
 Wine makes it itself, in a container; afterwards what no container needs is switched off in the
-registry, and programs that only pretend are replaced by ones that say so.
+registry, programs that only pretend are replaced by ones that say so, and winpod's own are added.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from winpod.images.base_recipe import (
     ABSENT,
     HOSTS,
     MACHINE_VALUES,
+    OWN_PROGRAMS,
     SERVICES_OFF,
     USER_VALUES,
     WINDOWS_FILES,
@@ -29,6 +30,7 @@ from winpod.images.wine_registry import RegistryFile, Value, WineRegistry
 TIMEOUT = 300.0
 UPDATES = ".update-timestamp"
 _BOOT = "wine64 wineboot --init && wineserver --wait"
+_ABSENT = "absent.exe"
 _MARK = b"@winpod:sentence@"
 _ROOM = 512
 _DISABLED = 4
@@ -38,9 +40,17 @@ _REGISTRY = ("system.reg", "user.reg", "userdef.reg")
 
 def absent_program() -> bytes:
     """The program that stands for those that are not there, its sentence still missing."""
-    program = files("winpod") / "native" / "absent.exe"
+    return _program(_ABSENT)
+
+
+def windows_programs() -> dict[str, bytes]:
+    """Every program of winpod's that decides what a base is like."""
+    return {name: _program(name) for name in (_ABSENT, *OWN_PROGRAMS)}
+
+
+def _program(name: str) -> bytes:
     try:
-        return program.read_bytes()
+        return (files("winpod") / "native" / name).read_bytes()
     except OSError:
         raise BaseFailed(
             "This winpod was installed without its Windows programs.",
@@ -105,6 +115,15 @@ def replace_absent(rootfs: Path, drive_c: Path) -> list[str]:
             place.write_bytes(with_sentence(program, absent_sentence(name)))
             replaced.add(name)
     return sorted(replaced)
+
+
+def add_own(drive_c: Path) -> None:
+    """Puts winpod's own programs where Windows has such."""
+    for folder in WINDOWS_FILES.values():
+        place = drive_c / "windows" / folder
+        if place.is_dir():
+            for name in OWN_PROGRAMS:
+                (place / name).write_bytes(_program(name))
 
 
 def with_sentence(program: bytes, sentence: str) -> bytes:

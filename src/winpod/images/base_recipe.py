@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from winpod.windows.users import USERS
@@ -15,7 +16,7 @@ from winpod.windows.users import USERS
 SUITE = "trixie"
 """Debian's release with Wine 10; what Go 1.22 and newer builds does not start on Wine 8."""
 
-PACKAGES = ("wine64", "ca-certificates", "dash")
+PACKAGES = ("wine64", "ca-certificates", "dash", "libc-bin")
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 WINE = f"{LIBRARIES}/wine"
@@ -46,6 +47,7 @@ KEPT = (
     "etc/ssl",
     f"{LIBRARIES}/krb5",
     WINE,
+    "usr/lib/locale/C.utf8",  # without it, Wine knows no file whose name is not ASCII
     "usr/lib/wine",
     "usr/share/fontconfig",
     "usr/share/fonts",
@@ -102,6 +104,9 @@ MACHINE_VALUES = {
 USER_VALUES = {r"Software\Wine\Drivers": {"Graphics": "null", "Audio": ""}}
 """No screen and no sound are looked for."""
 
+OWN_PROGRAMS = ("tar.exe",)
+"""winpod's own, where Windows has a program and Wine has none. An image's goes before it."""
+
 REVISION = 1
 """Raised when a step of the build does something else than before."""
 
@@ -152,12 +157,13 @@ def absent_sentence(name: str) -> str:
     return f"{name} is not in this base: {ABSENT[name]}.\r\n"
 
 
-def recipe_digest(program: bytes, *, with_32bit: bool) -> str:
-    """Of everything here, and of the program that stands for the absent ones."""
+def recipe_digest(programs: Mapping[str, bytes], *, with_32bit: bool) -> str:
+    """Of everything here, and of winpod's programs that a base gets."""
     tables: dict[str, Any] = {
         name: value
         for name, value in globals().items()
         if name.isupper() and name[0] != "_" and name != "USERS"
     }
-    tables |= {"with_32bit": with_32bit, "program": hashlib.sha256(program).hexdigest()}
+    digests = {name: hashlib.sha256(program).hexdigest() for name, program in programs.items()}
+    tables |= {"with_32bit": with_32bit, "programs": digests}
     return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()

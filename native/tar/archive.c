@@ -1,0 +1,123 @@
+/* The archive as a stream of bytes, from or to a file or a pipe. */
+
+#include "tar.h"
+
+#define RECORD (20 * BLOCK) /* archives are filled up to a multiple of it */
+
+static HANDLE archive;
+static const WCHAR *archive_name;
+static BYTE buffer[CHUNK];
+static DWORD start, filled;
+static ULONGLONG total;
+static BY_HANDLE_FILE_INFORMATION identity;
+static BOOL is_file;
+
+void open_archive(const WCHAR *path, BOOL writing)
+{
+    archive_name = path;
+    if (path[0] == L'-' && !path[1]) {
+        archive = GetStdHandle(writing ? STD_OUTPUT_HANDLE : STD_INPUT_HANDLE);
+    } else {
+        archive = CreateFileW(full_path(L".", path), writing ? GENERIC_WRITE : GENERIC_READ,
+                              FILE_SHARE_READ, NULL, writing ? CREATE_ALWAYS : OPEN_EXISTING, 0,
+                              NULL);
+        if (archive == INVALID_HANDLE_VALUE)
+            give_up_with_error(path);
+    }
+    is_file = GetFileType(archive) == FILE_TYPE_DISK
+        && GetFileInformationByHandle(archive, &identity);
+}
+
+BOOL is_archive(const BY_HANDLE_FILE_INFORMATION *file)
+{
+    return is_file && file->dwVolumeSerialNumber == identity.dwVolumeSerialNumber
+        && file->nFileIndexLow == identity.nFileIndexLow
+        && file->nFileIndexHigh == identity.nFileIndexHigh;
+}
+
+static void fill(void)
+{
+    start = filled = 0;
+    if (!ReadFile(archive, buffer, sizeof buffer, &filled, NULL)
+        && GetLastError() != ERROR_BROKEN_PIPE && GetLastError() != ERROR_HANDLE_EOF)
+        give_up_with_error(archive_name);
+}
+
+/* Reads what is there, up to `most`; it stays readable until the next call. 0 is the end. */
+DWORD take_some(ULONGLONG most, const BYTE **data)
+{
+    if (start == filled)
+        fill();
+    DWORD size = (DWORD)min(most, filled - start);
+    *data = buffer + start;
+    start += size;
+    return size;
+}
+
+/* Reads all that is asked for, or less at the end. */
+DWORD take(void *to, DWORD size)
+{
+    const BYTE *data;
+    DWORD taken = 0;
+    for (DWORD some; taken < size && (some = take_some(size - taken, &data)); taken += some)
+        memcpy((BYTE *)to + taken, data, some);
+    return taken;
+}
+
+void skip(ULONGLONG size)
+{
+    const BYTE *data;
+    ULONGLONG there = min(size, filled - start);
+    start += (DWORD)there;
+    size -= there;
+    LARGE_INTEGER onward = {.QuadPart = (LONGLONG)size}, at = {0}, end;
+    if (size && is_file && GetFileSizeEx(archive, &end)
+        && SetFilePointerEx(archive, at, &at, FILE_CURRENT)
+        && size <= (ULONGLONG)(end.QuadPart - at.QuadPart)
+        && SetFilePointerEx(archive, onward, NULL, FILE_CURRENT))
+        return;
+    for (DWORD some; size; size -= some) {
+        some = take_some(size, &data);
+        if (!some)
+            give_up(archive_name, L"the archive ends too early");
+    }
+}
+
+static void flush(void)
+{
+    for (DWORD written; start < filled; start += written) {
+        if (!WriteFile(archive, buffer + start, filled - start, &written, NULL))
+            give_up_with_error(archive_name);
+    }
+    start = filled = 0;
+}
+
+void put(const void *data, DWORD size)
+{
+    for (DWORD some; size; size -= some, total += some, data = (const BYTE *)data + some) {
+        some = min(size, (DWORD)sizeof buffer - filled);
+        memcpy(buffer + filled, data, some);
+        filled += some;
+        if (filled == sizeof buffer)
+            flush();
+    }
+}
+
+ULONGLONG padding(ULONGLONG size)
+{
+    return (BLOCK - size % BLOCK) % BLOCK;
+}
+
+/* Two empty blocks are the end, and more fill the record up. Where nothing could be archived there
+ * is no archive: kubectl cp would take an empty one for success. */
+void close_archive(void)
+{
+    static const BYTE nothing[BLOCK];
+    if (!total && any_failed())
+        return;
+    put(nothing, BLOCK);
+    do
+        put(nothing, BLOCK);
+    while (total % RECORD);
+    flush();
+}
