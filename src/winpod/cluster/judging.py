@@ -8,24 +8,26 @@ The leader tells of pods that no node can run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from winpod.cluster.admission.deciding import Fate
-from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.deciding import Fate, Looked
+from winpod.cluster.admission.looking_up import Found, Images, Secrets
 from winpod.cluster.admission.pull_secrets import PullSecrets
-from winpod.cluster.pod_verdicts import PodVerdict, has_doubts, judge_pod
+from winpod.cluster.pod_verdicts import PodVerdict, doubted, has_doubts, judge_pod
 from winpod.cluster.seen import SeenPod
 from winpod.cluster.telling import unplaceable
 from winpod.cluster.view import Kind, View
 from winpod.node.event_series import Event
 from winpod.windows.objects import Node
 from winpod.windows.placement import Cluster
-from winpod.windows.platforms import Image
 
 Key = tuple[str, str]
 _FRESH_SECONDS = 1.0
 _REST_SECONDS = 2.0
+_AGAIN_SECONDS = 60.0
+"""After which images are looked up again although nothing has changed in the cluster."""
 _LOOKUP_SECONDS = 20.0
 _LOOKUPS_AT_ONCE = 16
 _MOST_TOLD = 4096
@@ -62,7 +64,7 @@ class Judging:
         return self._verdicts
 
     async def run(self) -> None:
-        """Look at pods that have not started whenever something has changed."""
+        """Look at pods that have not started whenever something has changed, and now and then."""
         await self._view.until_known()
         while True:
             self._changed.clear()
@@ -75,30 +77,48 @@ class Judging:
             self._not_started = {k: v for k, v in self._not_started.items() if k in keys}
             await asyncio.gather(*(self._look_at(pods) for pods in alike.values()))
             await asyncio.sleep(_REST_SECONDS)
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_SECONDS if alike else None):
+                    await self._changed.wait()
 
     async def _look_at(self, pods: Sequence[SeenPod]) -> None:
-        """Pods that are alike; others have their turn in between."""
-        images = await self._look_up(pods[0])
-        async with self._judging_turn:
-            cluster = self._view.cluster()
-            verdict = judge_pod(pods[0], cluster, _by_name(cluster), images)
-            self._not_started.update((_key(pod), verdict) for pod in pods)
-            self._judged_at = float("-inf")
-            if verdict.fate is Fate.CANNOT_RUN and self._leads():
-                self._tell_unplaceable(pods, verdict.sentence)
-            await asyncio.sleep(0)
+        """Pods that are alike. None is said to be hopeless by what a tag named once."""
+        pod = pods[0]
+        looked = await self._look_up(pod, pod.template.images, self._images.describe)
+        verdict = await self._judge(pod, looked)
+        old = [text for text, found in looked.items() if found.is_old]
+        is_news = verdict != self._not_started.get(_key(pod))
+        if verdict.fate is Fate.CANNOT_RUN and old and is_news:
+            anew = await self._look_up(pod, old, self._images.describe_anew)
+            verdict = await self._judge(pod, {**looked, **anew})
+        self._not_started.update((_key(pod), verdict) for pod in pods)
+        self._judged_at = float("-inf")
+        if verdict.fate is Fate.CANNOT_RUN and self._leads():
+            self._tell_unplaceable(pods, verdict.sentence)
 
-    async def _look_up(self, pod: SeenPod) -> Mapping[str, Image]:
-        template = pod.template
+    async def _look_up(
+        self,
+        pod: SeenPod,
+        texts: Sequence[str],
+        describe: Callable[[str, Secrets, float], Awaitable[Found]],
+    ) -> Looked:
         async with self._lookup_turns:
-            secrets = await self._secrets.of(pod.namespace, template.pull_secrets)
-            texts = template.images
+            secrets = await self._secrets.of(pod.namespace, pod.template.pull_secrets)
             found = await asyncio.gather(
-                *(self._images.describe(text, secrets, _LOOKUP_SECONDS) for text in texts)
+                *(describe(text, secrets, _LOOKUP_SECONDS) for text in texts)
             )
-        known = zip(texts, found, strict=True)
-        return {text: one.image for text, one in known if one.image and one.is_certain}
+        return dict(zip(texts, found, strict=True))
+
+    async def _judge(self, pod: SeenPod, looked: Looked) -> PodVerdict:
+        """One after the other; others have their turn in between."""
+        known = {text: f for text, f in looked.items() if f.is_certain or f.is_old}
+        images = {text: found.image for text, found in known.items() if found.image}
+        doubts = [found.doubt or found.problem for found in known.values()]
+        async with self._judging_turn:
+            await asyncio.sleep(0)
+            cluster = self._view.cluster()
+            verdict = judge_pod(pod, cluster, _by_name(cluster), images)
+        return doubted(verdict, list(filter(None, doubts)))
 
     def _tell_unplaceable(self, pods: Iterable[SeenPod], sentence: str) -> None:
         """Once for each pod and sentence."""

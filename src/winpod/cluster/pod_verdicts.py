@@ -6,8 +6,8 @@ judged as admission judged it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from winpod.cluster.admission.choosing import Choice, as_written
 from winpod.cluster.admission.deciding import Fate, judge
@@ -31,6 +31,15 @@ class PodVerdict:
 
 
 NOT_WINDOWS = PodVerdict(Fate.NOT_WINDOWS)
+
+
+def doubted(verdict: PodVerdict, doubts: Sequence[str]) -> PodVerdict:
+    """`doubts` are why its images are known from before only: what was found may not hold."""
+    if not doubts or verdict.fate is Fate.NOT_WINDOWS:
+        return verdict
+    sentence = f"by what its images were when they were last looked up: {verdict.sentence}"
+    told = " ".join(doubts)
+    return replace(verdict, fate=Fate.UNKNOWN, sentence=f"{sentence.rstrip('.')}. {told}")
 
 
 def has_doubts(pod: SeenPod, nodes: Mapping[str, Node]) -> bool:

@@ -464,6 +464,14 @@ class TestImagesThatAreNotKnown:
         decision = decided(pod(runtimeClassName="windows-2022"), unknown())
         assert len(decision.warnings) == 1
 
+    def test_are_believed_from_before_and_that_is_said(self) -> None:
+        old = replace(image("2022"), is_old=True, doubt="the registry is down.")
+        decision = decided(pod(**WINDOWS), old)
+        assert patched(decision) == {"/spec/runtimeClassName": "windows-2022"}
+        assert decision.warnings == (
+            "its images are known from before only: the registry is down.",
+        )
+
     def test_keep_a_windows_pod_out_where_people_want_that(self) -> None:
         closed = Settings(admission=Admission(fail_open=False))
         decision = decided(pod(**WINDOWS), unknown(), settings=closed)

@@ -108,13 +108,17 @@ def stated_os(pod: Pod, cluster: Cluster) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A pod as its author wrote it, and what is known of its images; `images` has guesses too."""
+    """A pod as its author wrote it, and what is known of its images; `images` has guesses too.
+
+    `doubts` are why some are known from before only.
+    """
 
     pod: Pod
     os: str
     certain: Images
     images: Images
     problems: tuple[str, ...]
+    doubts: tuple[str, ...]
 
 
 def _read_question(pod: Pod, cluster: Cluster, looked: Looked) -> _Asked:
@@ -126,6 +130,7 @@ def _read_question(pod: Pod, cluster: Cluster, looked: Looked) -> _Asked:
         certain,
         {text: f.image for text, f in looked.items() if f.image},
         tuple(dict.fromkeys(f.problem for f in looked.values() if f.problem)),
+        tuple(dict.fromkeys(f.doubt for f in looked.values() if f.doubt)),
     )
 
 
@@ -181,6 +186,7 @@ def _decide(
     is_told = answer.sentence and not (problems and answer.fate is Fate.UNKNOWN)
     warnings = (
         *((_unchecked(problems),) if problems else ()),
+        *(f"its images are known from before only: {doubt}" for doubt in asked.doubts),
         *((answer.sentence,) if is_told else ()),
         *_field_warnings(obj, spec_path, choice.placement),
     )

@@ -44,11 +44,13 @@ class Found:
     """What an image is, or why that is not known; then `image` is at best a guess from its tag.
 
     Where it `is_old`, the image is what its tag named before: the registry may know better by now.
+    `doubt` is why an old answer is believed although its time is over: it could not be renewed.
     """
 
     image: Image | None
     problem: str = ""
     is_old: bool = False
+    doubt: str = ""
 
     @property
     def is_certain(self) -> bool:
@@ -226,7 +228,7 @@ class Images:
 
 def _believed(found: Found) -> Found:
     """An old answer is one while there is no better."""
-    return Found(found.image, is_old=True) if found.is_old else found
+    return Found(found.image, is_old=True, doubt=found.problem) if found.is_old else found
 
 
 def _reference(text: str) -> Reference:
