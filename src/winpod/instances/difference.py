@@ -25,6 +25,7 @@ def what_to_ask(desired: Desired) -> Question:
         files=_once(*wanted, *desired.unwanted_files),
         services=_once(*services, *desired.unwanted_services, *DOCKER),
         features=desired.features,
+        images=bool(desired.images),
     )
 
 

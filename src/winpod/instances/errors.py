@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from winpod.instances.steps import Step
 from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 
@@ -53,3 +55,21 @@ class StepFailed(WinpodError):
         )
         self.instance = instance
         self.step = step
+
+
+class ContainerdNotRunning(StepFailed):
+    """The service on which all others depend did not start, or did not stay."""
+
+    def __init__(
+        self, instance: str, step: Step, found: str, said: str, log: Sequence[str]
+    ) -> None:
+        super().__init__(instance, step, found, "")
+        wrote = " | ".join(log) or "nothing"
+        self.sentence = (
+            f"{instance}: containerd is not running: expected {step.expected}, found {found} "
+            f"({said}). Its log ends with: {wrote}"
+        )
+        self.advice = (
+            "Mend what the log tells; `winpod instance gather` collects it with all others. Then "
+            "run the same again."
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from winpod.windows.errors import WinpodError
 CONNECT_SECONDS = 20.0
 RUN_SECONDS = 300.0
 TIDY_SECONDS = 5.0
+SWEEP_SECONDS = 86400.0
 TEMPORARY = r"C:\Windows\Temp"
+SCRIPT = "winpod-"
 NEW = ".winpod-new"
 
 Progress = Callable[[int, int], None]
@@ -116,7 +119,9 @@ class Host:
                 async with sftp.open(to_sftp(path), "wb") as file:
                     await file.write(content)
             else:
-                await sftp.put(content, to_sftp(path), progress_handler=_telling(progress))
+                await sftp.put(
+                    content, to_sftp(path), sparse=False, progress_handler=_telling(progress)
+                )
 
     async def get(self, path: str) -> bytes | None:
         """The content of a file, or None where there is none."""
@@ -137,6 +142,27 @@ class Host:
                 return []
             return sorted(str(name) for name in names if name not in (".", ".."))
 
+    async def tail(self, path: str, size: int) -> bytes:
+        """The last bytes of a file; nothing where there is none."""
+        async with self._files(f"{path} could not be read") as sftp:
+            try:
+                async with sftp.open(to_sftp(path), "rb") as file:
+                    whole = (await file.stat()).size or 0
+                    content: bytes = await file.read(size, max(0, whole - size))
+                    return content
+            except asyncssh.SFTPNoSuchFile:
+                return b""
+
+    async def sweep(self) -> None:
+        """Remove scripts that somebody left who was killed, or who restarted the host."""
+        async with self._files(f"{TEMPORARY} could not be swept") as sftp:
+            found = await sftp.readdir(to_sftp(TEMPORARY))
+        for entry in found:
+            name = str(entry.filename)
+            is_old = (entry.attrs.mtime or 0) < time.time() - SWEEP_SECONDS
+            if name.startswith(SCRIPT) and is_old:
+                await self.remove(rf"{TEMPORARY}\{name}")
+
     async def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
         async with self._files(f"{path} could not be removed") as sftp:
@@ -144,12 +170,12 @@ class Host:
                 await sftp.remove(to_sftp(path))
 
     async def _run(self, script: bytes, seconds: float) -> Answer:
-        path = rf"{TEMPORARY}\winpod-{secrets.token_hex(8)}.cmd"
+        path = rf"{TEMPORARY}\{SCRIPT}{secrets.token_hex(8)}.cmd"
         await self.put(path, script)
         try:
             return await self._execute(f"cmd.exe /d /c {path}", seconds)
         finally:
-            await self._tidy(path)
+            await self.tidy(path)
 
     async def _execute(self, command: str, seconds: float) -> Answer:
         connection = await self.connect()
@@ -169,8 +195,8 @@ class Host:
             raise self._lost(EOFError("the connection ended before the command did"))
         return Answer(code, decode(output or b""), decode(errors or b""))
 
-    async def _tidy(self, path: str) -> None:
-        """Remove a script even when its caller is cancelled; a lost host keeps it until swept."""
+    async def tidy(self, path: str) -> None:
+        """Remove a file even when the caller is cancelled; a host that is lost keeps it."""
         if self._connection is None or self._connection.is_closed():
             return
         removal = asyncio.ensure_future(asyncio.wait_for(self.remove(path), TIDY_SECONDS))
