@@ -16,9 +16,17 @@ from winpod.cluster.page.state import (
     node_groups,
     pod_rows,
     refused_rows,
+    upgrade_rows,
 )
 from winpod.cluster.pod_verdicts import PodVerdict
 from winpod.cluster.seen import SeenClass, SeenNode, SeenPod
+from winpod.cluster.upgrade.resource import (
+    Metadata,
+    Status,
+    StepRecord,
+    WindowsUpgrade,
+    WorkloadRecord,
+)
 from winpod.windows.objects import BUILD_LABEL, OS_LABEL, Container, Node, Pod, RuntimeClass
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -91,3 +99,32 @@ async def test_who_asks_for_this_machine_is_shown_the_page(host: str) -> None:
 async def test_a_page_of_somebody_else_cannot_ask_through_a_browser(host: str) -> None:
     with pytest.raises(web.HTTPForbidden):
         await LoopbackGate().admit(make_mocked_request("GET", "/api/state", {"Host": host}))
+
+
+def upgrade(*states: str, name: str = "u", staying: int = 0) -> WindowsUpgrade:
+    steps = [StepRecord("drain", f"n{i}", state) for i, state in enumerate(states)]
+    left = [WorkloadRecord("Deployment", "shop", f"w{i}", stays=True) for i in range(staying)]
+    made = Status("Running", steps=steps, workloads=left)
+    return WindowsUpgrade(Metadata(name, creation_timestamp=name), {}, made)
+
+
+@pytest.mark.parametrize(
+    ("done", "waiting", "earlier", "later"),
+    [(0, 0, 0, 0), (3, 4, 0, 0), (0, 1000, 0, 950), (500, 500, 490, 460), (1000, 0, 950, 0)],
+)
+def test_of_many_steps_those_around_the_present_one_are_shown(
+    done: int, waiting: int, earlier: int, later: int
+) -> None:
+    steps = ("Done",) * done + ("Pending",) * waiting
+    (row,) = upgrade_rows([upgrade(*steps)])["shown"]
+    assert (row["earlier"], row["later"]) == (earlier, later)
+    assert (row["done"], row["total"]) == (done, len(steps))
+    targets = [step["target"] for step in row["steps"]]
+    assert targets == [f"n{i}" for i in range(earlier, len(steps) - later)]
+
+
+def test_of_many_upgrades_the_newest_are_shown_and_the_rest_are_counted() -> None:
+    rows = upgrade_rows([upgrade("Done", name=f"{i:02}", staying=60) for i in range(13)])
+    assert [row["name"] for row in rows["shown"]] == [f"{i:02}" for i in range(12, 2, -1)]
+    assert rows["more"] == 3
+    assert (len(rows["shown"][0]["staying"]), rows["shown"][0]["more_staying"]) == (50, 10)

@@ -74,7 +74,7 @@ function refusedRow(one) {
 }
 
 function upgradeCard(upgrade) {
-  const total = upgrade.steps.length;
+  const { total } = upgrade;
   const words = `${upgrade.done} of ${total} steps`;
   const card = make("article", { class: "upgrade" },
     make("h3", {}, `${upgrade.name}: from ${upgrade.from} to ${upgrade.to} `,
@@ -83,15 +83,21 @@ function upgradeCard(upgrade) {
     make("p", { class: "quiet" }, `${words}, ${say(upgrade.way)}`));
   if (upgrade.message) card.append(make("p", {}, upgrade.message));
   if (total) {
-    const list = make("ol");
+    const list = make("ol", { start: upgrade.earlier + 1 });
     for (const step of upgrade.steps) {
       list.append(make("li", {}, `${say(step.do)} ${step.target} `,
         badge(step.state, STEP_KIND[step.state]), " ", quiet(step.message)));
     }
-    card.append(make("details", {}, make("summary", {}, "Steps"), list));
+    const count = (number, words) => number ? quiet(`${number} ${words}`) : "";
+    card.append(make("details", {}, make("summary", {}, "Steps"),
+      count(upgrade.earlier, "came before these"), list,
+      count(upgrade.later, "come after these")));
   }
   for (const one of upgrade.staying) {
     card.append(make("p", {}, `${one.workload} cannot move: ${one.reasons.join("; ")}`));
+  }
+  if (upgrade.more_staying) {
+    card.append(make("p", {}, `${upgrade.more_staying} more workloads cannot move.`));
   }
   return card;
 }
@@ -131,8 +137,10 @@ function show(state) {
   const { matching, shown: pods } = state.pods;
   at("matching").textContent =
     matching > pods.length ? `${pods.length} of ${matching} are shown` : `${matching} pods`;
-  at("upgrades").replaceChildren(...state.upgrades.map(upgradeCard));
-  at("upgrades-part").hidden = state.upgrades.length === 0;
+  const { shown: upgrades, more } = state.upgrades;
+  at("upgrades").replaceChildren(...upgrades.map(upgradeCard),
+    more ? make("p", { class: "quiet" }, `${more} older ones are not shown.`) : "");
+  at("upgrades-part").hidden = upgrades.length === 0;
 }
 
 function trouble(words) {

@@ -16,11 +16,15 @@ from winpod.cluster.classes import ABOUT
 from winpod.cluster.node_labels import isolation_of
 from winpod.cluster.pod_verdicts import PodVerdict
 from winpod.cluster.seen import SeenClass, SeenNode, SeenPod
-from winpod.cluster.upgrade.resource import WindowsUpgrade
+from winpod.cluster.upgrade.resource import StepRecord, WindowsUpgrade
 from winpod.windows.handlers import KNOWN
 
 MOST_PODS = 500
 MOST_NAMES = 5
+MOST_UPGRADES = 10
+MOST_STEPS = 50
+_STEPS_BACK = 10
+_OPEN = ("Pending", "Running", "Failed")
 _NEEDS_SOMEBODY = (Fate.CANNOT_RUN, Fate.RETIRED, Fate.CONTRADICTS, Fate.MAY_FAIL)
 _ORDER = (*_NEEDS_SOMEBODY, Fate.WAITS, Fate.UNKNOWN, Fate.RUNS, Fate.NOT_WINDOWS)
 
@@ -153,13 +157,17 @@ def refused_rows(refused: Iterable[RefusedPod]) -> list[dict[str, Any]]:
     ]
 
 
-def upgrade_rows(upgrades: Iterable[WindowsUpgrade]) -> list[dict[str, Any]]:
+def upgrade_rows(upgrades: Iterable[WindowsUpgrade]) -> dict[str, Any]:
     newest = sorted(upgrades, key=lambda one: one.metadata.creation_timestamp, reverse=True)
-    return [_upgrade(one) for one in newest]
+    return {
+        "shown": [_upgrade(one) for one in newest[:MOST_UPGRADES]],
+        "more": max(0, len(newest) - MOST_UPGRADES),
+    }
 
 
 def _upgrade(upgrade: WindowsUpgrade) -> dict[str, Any]:
     spec, status = upgrade.spec, upgrade.status
+    staying = [one for one in status.workloads if one.stays]
     return {
         "name": upgrade.name,
         "from": spec.get("from", ""),
@@ -168,20 +176,27 @@ def _upgrade(upgrade: WindowsUpgrade) -> dict[str, Any]:
         "phase": status.phase,
         "message": status.failure or status.message,
         "done": sum(step.state == "Done" for step in status.steps),
-        "steps": [
-            {
-                "do": step.do,
-                "target": step.target,
-                "state": step.state,
-                "message": step.message,
-            }
-            for step in status.steps
-        ],
+        "total": len(status.steps),
+        **_steps(status.steps),
         "staying": [
-            {"workload": str(one), "reasons": list(one.reasons)}
-            for one in status.workloads
-            if one.stays
+            {"workload": str(one), "reasons": list(one.reasons)} for one in staying[:MOST_STEPS]
         ],
+        "more_staying": max(0, len(staying) - MOST_STEPS),
+    }
+
+
+def _steps(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Of many those around the one that is being taken, and how many come before and after."""
+    first_open = next((i for i, step in enumerate(steps) if step.state in _OPEN), len(steps))
+    first = max(0, min(first_open - _STEPS_BACK, len(steps) - MOST_STEPS))
+    shown = steps[first : first + MOST_STEPS]
+    return {
+        "earlier": first,
+        "steps": [
+            {"do": step.do, "target": step.target, "state": step.state, "message": step.message}
+            for step in shown
+        ],
+        "later": len(steps) - first - len(shown),
     }
 
 
