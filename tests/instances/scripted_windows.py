@@ -233,6 +233,14 @@ class ScriptedWindows:
         listed = self.networks if len(self.networks) > 1 else self.networks[0]
         return json.dumps(listed) + "\n", 0
 
+    def do_wevtutil(self, words: list[str]) -> tuple[str, int]:
+        assert words[0] == "qe"
+        return "Event[0]: The kubelet service entered the stopped state.\n", 0
+
+    def do_ipconfig(self, words: list[str]) -> tuple[str, int]:
+        del words
+        return "Windows IP Configuration\n", 0
+
     def do_crictl(self, words: list[str]) -> tuple[str, int]:
         if "pull" in words:
             self.images.append(words[-1])
