@@ -15,6 +15,11 @@ from winpod.windows.errors import InvalidInput
 EVERYTHING = """
 instances:
   atMost: 3
+  drainSeconds: 600
+  joinSeconds: 300
+  machineNamespace: machines
+  machineUser: capi
+  apiServer: https://api.example:6443/
   hypervisor: true
   pauseImage: registry.example/pause:1
   pauseBuild: ltsc2022
@@ -30,7 +35,7 @@ instances:
     pods: 10.128.0.0/14
     services: 172.30.0.0/16
   dns: {servers: [172.30.0.10], domain: example.local}
-  labels: {team: a}
+  labels: {team: a, node.kubernetes.io/x: y}
   cloudProvider: external
 """
 
@@ -38,6 +43,11 @@ instances:
 def test_everything_can_be_written() -> None:
     assert read_settings(EVERYTHING).instances == InstanceSettings(
         at_most=3,
+        drain_seconds=600,
+        join_seconds=300,
+        machine_namespace="machines",
+        machine_user="capi",
+        api_server="https://api.example:6443",
         hypervisor=True,
         pause_image="registry.example/pause:1",
         pause_build=Build(10, 0, 20348),
@@ -57,7 +67,7 @@ def test_everything_can_be_written() -> None:
         ),
         dns_servers=("172.30.0.10",),
         dns_domain="example.local",
-        labels=(("team", "a"),),
+        labels=(("node.kubernetes.io/x", "y"), ("team", "a")),
         cloud_provider="external",
     )
 
@@ -89,6 +99,9 @@ def test_what_is_not_written_has_its_default(text: str) -> None:
             "instances.network.hybridOverlay needs the kind win-overlay, not sdnbridge",
         ),
         ("{dns: {servers: [dns]}}", 'instances.dns.servers[0] is "dns", and must be an address'),
+        ("{labels: {kubernetes.io/role: a}}", "is a label of Kubernetes' own"),
+        ("{labels: {a.k8s.io/role: a}}", "is a label of Kubernetes' own"),
+        ("{apiServer: 'http://api.example'}", "must be a URL such as https://api.example:6443"),
         ("{cloudProvider: aws}", "instances.cloudProvider"),
     ],
 )

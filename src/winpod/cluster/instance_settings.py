@@ -16,6 +16,7 @@ from winpod.windows.errors import InvalidInput
 from winpod.windows.reading import At, InvalidField, Pairs
 
 PAUSE_IMAGE = "mcr.microsoft.com/oss/kubernetes/pause:3.9"
+_KUBELETS_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
 HYBRID_OVERLAY_NETWORK = "OVNKubernetesHybridOverlayNetwork"
 
 
@@ -56,6 +57,9 @@ class PrePulled:
 class InstanceSettings:
     """`at_most` instances that are nodes already change at a time.
 
+    `api_server` is where instances reach the cluster, if not where its cluster-info says. Machines
+    are instances where their namespace is named. A drain and a Node are awaited for so long.
+
     The pause image's build is that of every guest under a hypervisor; without `pause_build` the
     image has one for each host. `mirrors` are asked before the registry that they are for.
     """
@@ -72,6 +76,11 @@ class InstanceSettings:
     dns_domain: str = "cluster.local"
     labels: Pairs = ()
     cloud_provider: str = ""
+    api_server: str = ""
+    machine_namespace: str = ""
+    machine_user: str = "Administrator"
+    drain_seconds: int = 1800
+    join_seconds: int = 900
 
 
 def read_instances(at: At) -> InstanceSettings:
@@ -87,6 +96,11 @@ def read_instances(at: At) -> InstanceSettings:
         "dns",
         "labels",
         "cloudProvider",
+        "apiServer",
+        "machineNamespace",
+        "machineUser",
+        "drainSeconds",
+        "joinSeconds",
     )
     default = InstanceSettings()
     dns = at.get("dns")
@@ -105,8 +119,13 @@ def read_instances(at: At) -> InstanceSettings:
         network=_network(at.get("network")),
         dns_servers=tuple(_address(item) for item in dns.get("servers").items()),
         dns_domain=dns.get("domain").text(default.dns_domain),
-        labels=at.get("labels").pairs(),
+        labels=_labels(at.get("labels")),
         cloud_provider=at.get("cloudProvider").one_of("external"),
+        api_server=_url(at.get("apiServer")),
+        machine_namespace=at.get("machineNamespace").text(),
+        machine_user=at.get("machineUser").text() or default.machine_user,
+        drain_seconds=_whole(at.get("drainSeconds"), default.drain_seconds, 1, 86400),
+        join_seconds=_whole(at.get("joinSeconds"), default.join_seconds, 1, 86400),
     )
 
 
@@ -150,6 +169,16 @@ def _mirrors(at: At) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(mirrors)
 
 
+def _url(at: At) -> str:
+    """Nothing, or where instances find the API server."""
+    parts = urlsplit(at.text())
+    if at.text() and (parts.scheme != "https" or not parts.hostname):
+        raise InvalidField(
+            at.path, f'is "{at.text()}", and must be a URL such as https://api.example:6443'
+        )
+    return at.text().rstrip("/")
+
+
 def _pre_pulled(at: At) -> PrePulled:
     if isinstance(at.value, str):
         return PrePulled(_image(at, ""))
@@ -157,6 +186,18 @@ def _pre_pulled(at: At) -> PrePulled:
     at.get("image").required_text()
     build = at.get("build")
     return PrePulled(_image(at.get("image"), ""), _build(build) if build else None)
+
+
+def _labels(at: At) -> Pairs:
+    """A kubelet that names one of Kubernetes' own labels is not let in by the API server."""
+    for name in at.names():
+        domain = name.rpartition("/")[0]
+        own = domain.split(".")[-2:] in (["kubernetes", "io"], ["k8s", "io"])
+        if own and not domain.endswith(_KUBELETS_DOMAINS):
+            raise InvalidField(
+                at.get(name).path, "is a label of Kubernetes' own, which no kubelet may set"
+            )
+    return at.pairs()
 
 
 def _image(at: At, default: str) -> str:
