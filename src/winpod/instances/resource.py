@@ -41,13 +41,14 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
     """`is_changing`: it was a node, and has its turn; `is_cordoned`: by us, for that.
 
     `tokens` are the public halves of those that it may join with. `host_key` is pinned, and
-    `login_key` is the fingerprint of the key that it was reached with last.
+    `login_key` is the public key that it was reached with last.
     """
 
     phase: str = ""
     message: str = ""
     failure: str = ""
     node: str = ""
+    node_uid: str = ""
     version: str = ""
     build: str = ""
     runtime: str = ""
@@ -104,18 +105,12 @@ _SPEC = {
         "port": {**_NUMBER, "default": 22, "minimum": 1, "maximum": 65535},
         "machine": {**_TEXT, "description": "The Machine that it is, if it is one."},
     },
-    "x-kubernetes-validations": [
-        {
-            "rule": "self.address == oldSelf.address && has(self.machine) == has(oldSelf.machine)",
-            "message": "another address is another instance: name it in the ConfigMap",
-        }
-    ],
 }
 _STATUS = {
     "type": "object",
     "properties": {
         **dict.fromkeys(("phase", "message", "failure", "node", "version", "build"), _TEXT),
-        **dict.fromkeys(("runtime", "hostKey", "loginKey"), _TEXT),
+        **dict.fromkeys(("runtime", "nodeUid", "hostKey", "loginKey"), _TEXT),
         **dict.fromkeys(("addresses", "tokens"), _TEXTS),
         **dict.fromkeys(("isChanging", "isCordoned"), _FLAG),
         "conditions": {

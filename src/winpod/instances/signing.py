@@ -6,7 +6,7 @@ instance, and whoever asks is that instance. A request of somebody else is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -65,7 +65,7 @@ class Verdict:
 _NOT_OURS = Verdict()
 
 
-def judge(request: Request, known: Iterable[Known]) -> Verdict:
+def judge(request: Request, known: Sequence[Known]) -> Verdict:
     if request.signer not in _USAGES:
         return _NOT_OURS
     try:
@@ -73,19 +73,18 @@ def judge(request: Request, known: Iterable[Known]) -> Verdict:
     except ValueError:
         return _NOT_OURS
     names = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    by_node = {f"{NODE_USER}{one.node}": one for one in known if one.node}
     subject = str(names[0].value) if len(names) == 1 else ""
-    instance = by_node.get(subject) or _by_token(request.username, by_node)
-    if instance is None:
+    token = request.username.removeprefix(BOOTSTRAP_USER)
+    meant = [one for one in known if one.node and f"{NODE_USER}{one.node}" == subject]
+    users = [one for one in known if one.node and token in one.tokens]
+    if not meant and not users:
         return _NOT_OURS
-    problem = _problem(request, asked, instance)
-    return Verdict(instance.instance, problem)
-
-
-def _by_token(username: str, by_node: Mapping[str, Known]) -> Known | None:
-    """Who uses a token that an instance was given, and asks to be somebody else."""
-    token = username.removeprefix(BOOTSTRAP_USER)
-    return next((one for one in by_node.values() if token in one.tokens), None)
+    instance = (meant or users)[0]
+    if len(meant) > 1:
+        return Verdict(
+            instance.instance, f"{len(meant)} instances have the host name that it is for"
+        )
+    return Verdict(instance.instance, _problem(request, asked, instance))
 
 
 def _problem(request: Request, asked: x509.CertificateSigningRequest, known: Known) -> str:
