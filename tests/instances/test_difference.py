@@ -35,7 +35,7 @@ DESIRED = Desired(
         written(EXE["containerd"], "containerd 2", ("containerd",)),
         written(EXE["kubelet"], "kubelet 2", ("kubelet",)),
         written(paths.CONTAINERD_CONFIG, "config", ("containerd",)),
-        written(r"C:\k\bin\secret", "s", ("kubelet",), is_secret=True, unless=r"C:\k\bin\joined"),
+        written(r"C:\k\bin\secret", "s", ("kubelet",), is_secret=True, unless=(r"C:\k\bin\joined",)),
         written(paths.VERSION, "2.0.0\n"),
     ),
     unwanted_files=(r"C:\k\kubelet.exe",),

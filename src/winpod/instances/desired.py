@@ -11,8 +11,8 @@ from pathlib import Path
 class WantedFile:
     """A file with the bytes of `source` or of `content`.
 
-    `used_by` are the services that must not run while it is replaced. It is not wanted where the
-    file `unless` exists: a joined kubelet has credentials of its own and needs no others.
+    `used_by` are the services that must not run while it is replaced. It is not wanted where all
+    files of `unless` exist: a joined kubelet has credentials of its own and needs no others.
     """
 
     path: str
@@ -21,7 +21,7 @@ class WantedFile:
     content: bytes | None = field(default=None, repr=False)
     is_secret: bool = False
     used_by: tuple[str, ...] = ()
-    unless: str = ""
+    unless: tuple[str, ...] = ()
     size: int = 0
 
 
@@ -31,7 +31,7 @@ def written(
     used_by: tuple[str, ...] = (),
     *,
     is_secret: bool = False,
-    unless: str = "",
+    unless: tuple[str, ...] = (),
 ) -> WantedFile:
     """A file whose content is made here, and not taken from the payload."""
     data = content.encode() if isinstance(content, str) else content

@@ -18,7 +18,7 @@ from winpod.instances.stopping import CONTAINERD, DOCKER, KUBELET, is_ours, runs
 
 
 def what_to_ask(desired: Desired) -> Question:
-    wanted = [path for file in desired.files for path in (file.path, file.unless) if path]
+    wanted = [path for file in desired.files for path in (file.path, *file.unless)]
     services = [service.name for service in desired.services]
     return Question(
         directories=_once(*desired.directories, *desired.owned),
@@ -170,7 +170,7 @@ class _Plan:
 
 
 def _is_missing(state: State, file: WantedFile) -> bool:
-    if file.unless and file.unless in state.files:
+    if file.unless and all(path in state.files for path in file.unless):
         return False
     return state.files.get(file.path, "").lower() != file.sha256
 
