@@ -34,7 +34,6 @@ LOGS = (
     paths.KUBE_PROXY_LOGS,
     paths.HYBRID_OVERLAY_LOGS,
     paths.CSI_PROXY_LOGS,
-    paths.EXPORTER_LOGS,
 )
 CONFIGURATION = (
     paths.CONTAINERD_CONFIG,
