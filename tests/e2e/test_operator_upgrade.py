@@ -53,6 +53,7 @@ from winpod.windows.objects import RuntimeClass
 __all__ = ["basic_registry", "home", "registry"]
 
 NAMESPACE = "shop"
+GUEST = f"{HYPERVISOR}-17763"
 NAME = "2019-to-2022"
 UPGRADE = f"{UPGRADES}/{NAME}"
 APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
@@ -221,6 +222,10 @@ def upgrade(command: str, plane: ControlPlane) -> list[str]:
 
 def status(plane: ControlPlane) -> dict[str, Any]:
     return dict(found(plane, UPGRADE).get("status", {}))
+
+
+def steps_of(plane: ControlPlane, do: str) -> dict[str, dict[str, Any]]:
+    return {step["target"]: step for step in status(plane)["steps"] if step["do"] == do}
 
 
 def phase(plane: ControlPlane) -> str:
@@ -393,19 +398,33 @@ def all_that_an_upgrade_changes(plane: ControlPlane) -> Any:
     )
 
 
-@pytest.mark.parametrize("way", list(Way))
-def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
-    plane: ControlPlane, way: Way
-) -> None:
-    guest = f"{HYPERVISOR}-17763"
+def has_older_labels(plane: ControlPlane, name: str) -> bool:
+    """The controller manager adds them, some time."""
+    return "beta.kubernetes.io/os" in node(plane, name)["metadata"]["labels"]
+
+
+@pytest.fixture
+def bare_cluster(plane: ControlPlane) -> Iterator[None]:
+    """Objects that nobody looks after: an old node, a new one, a class, a workload."""
     add_nodes(
         plane,
         windows_node("old-a", BUILD_2019),
-        windows_node("new-a", BUILD_2022, handlers=(PROCESS, guest)),
+        windows_node("new-a", BUILD_2022, handlers=(PROCESS, GUEST)),
     )
     ours = {"labels": {"app.kubernetes.io/managed-by": "winpod"}, "name": "windows-2019"}
     plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019) | {"metadata": ours})
     idle_deployment(plane, "windows-2019")
+    for name in ("old-a", "new-a"):
+        eventually(partial(has_older_labels, plane, name))
+    yield
+    plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")
+
+
+@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.usefixtures("bare_cluster")
+def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
+    plane: ControlPlane, way: Way
+) -> None:
     access = read_kubeconfig(plane.kubeconfig)
     before = all_that_an_upgrade_changes(plane)
     after: Any = None
@@ -427,6 +446,68 @@ def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
     asyncio.run(upgrade_until(ApiServer(access), NAME, "Done"))
     assert (node(plane, "old-a"), bool(node(plane, "new-a"))) == ({}, True)
     handlers = {one.name: one.handler for one in after[0]}
-    expected = {Way.SAME_CLASS: guest}.get(way, PROCESS)
+    expected = {Way.SAME_CLASS: GUEST}.get(way, PROCESS)
     assert handlers["windows-2019"] == expected
-    plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")
+
+
+@pytest.mark.usefixtures("bare_cluster")
+def test_one_that_is_deleted_under_way_goes_only_after_it_was_undone_whoever_dies_meanwhile(
+    plane: ControlPlane,
+) -> None:
+    access = read_kubeconfig(plane.kubeconfig)
+    before = all_that_an_upgrade_changes(plane)
+    writes, is_done = 1, False
+    while not is_done:
+        ask(plane, leaveBehind=True)
+        asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "Done"))
+        is_done, there = phase(plane) == "Done", all_that_an_upgrade_changes(plane)
+        plane.request("DELETE", UPGRADE)
+        is_gone = asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "gone"))
+        if not is_gone:
+            asyncio.run(upgrade_until(ApiServer(access), NAME, "gone"))
+        left = there if is_done else before
+        assert all_that_an_upgrade_changes(plane) == left, writes
+        writes += 3
+
+
+def blocked_at_its_node(plane: ControlPlane) -> ApiServer:
+    """By a pod that nobody would make again; then both are gone."""
+    bare = f"/api/v1/namespaces/{NAMESPACE}/pods/bare"
+    spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], "nodeName": "old-a"}
+    plane.apply(pod("bare", NAMESPACE, spec))
+    access = read_kubeconfig(plane.kubeconfig)
+    ask(plane, oldNodes="remove")
+    asyncio.run(upgrade_until(ApiServer(access), NAME, "Blocked"))
+    assert is_cordoned(plane, "old-a")
+    now = {"gracePeriodSeconds": 0}
+    plane.request("DELETE", bare, now)
+    plane.request("DELETE", "/api/v1/nodes/old-a")
+    eventually(lambda: not found(plane, bare))
+    return ApiServer(access)
+
+
+@pytest.mark.usefixtures("bare_cluster")
+def test_a_machine_that_was_set_up_anew_under_its_name_is_left_alone(plane: ControlPlane) -> None:
+    api = blocked_at_its_node(plane)
+    add_nodes(plane, windows_node("old-a", BUILD_2022))
+    asyncio.run(upgrade_until(api, NAME, "Done"))
+    assert "left alone" in steps_of(plane, "drain")["old-a"]["message"]
+    assert "runs 10.0.20348" in steps_of(plane, "remove-node")["old-a"]["message"]
+    assert not is_cordoned(plane, "old-a")
+    plane.kubectl("cordon", "old-a")
+    ask(plane, oldNodes="remove", undo=True)
+    asyncio.run(upgrade_until(api, NAME, "Undone"))
+    assert "left alone" in steps_of(plane, "cordon")["old-a"]["message"]
+    assert is_cordoned(plane, "old-a")
+
+
+@pytest.mark.usefixtures("bare_cluster")
+def test_an_old_node_that_comes_back_under_its_name_is_taken_in_anew(plane: ControlPlane) -> None:
+    api = blocked_at_its_node(plane)
+    add_nodes(plane, windows_node("old-a", BUILD_2019))
+    uid = node(plane, "old-a")["metadata"]["uid"]
+    asyncio.run(upgrade_until(api, NAME, "Done"))
+    steps = [steps_of(plane, do)["old-a"] for do in ("cordon", "drain", "remove-node")]
+    assert [step["before"]["uid"] for step in steps] == [uid] * 3
+    assert [s["do"] for s in status(plane)["steps"]].count("cordon") == 1
+    assert node(plane, "old-a") == {}

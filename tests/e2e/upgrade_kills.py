@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Mapping
 
+from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.settings import Settings
 from winpod.cluster.upgrade.controller import Upgrades
+from winpod.cluster.upgrade.progress import is_over, is_settled
 from winpod.cluster.upgrade.resource import UPGRADES, WindowsUpgrade
 from winpod.cluster.upgrade.survey import Survey
 from winpod.node.access import Access
@@ -39,18 +41,25 @@ class Killed(Exception):
     pass
 
 
-async def upgrade_until(api: ApiServer, name: str, *phases: str) -> bool:
-    """Whether it got there; False where it died before."""
+GONE = "gone"
+
+
+async def upgrade_until(api: ApiServer, name: str, phase: str) -> bool:
+    """Whether it got there, and was let go where it is over; False where it died before."""
 
     async def has_come() -> None:
         while True:
             upgrade = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
-            if upgrade and upgrade.status.phase in phases:
+            if upgrade is None and phase == GONE:
+                return
+            is_there = upgrade is not None and upgrade.status.phase == phase
+            if upgrade and is_there and (is_over(upgrade) or not is_settled(upgrade)):
                 return
             await asyncio.sleep(0.05)
 
-    async def no_image(text: str, secrets: object) -> None:
+    async def no_image(text: str, secrets: object) -> Found:
         del text, secrets
+        return Found(None, "nobody is asked")
 
     upgrades = Upgrades(api, Survey(api, Settings, no_image), lambda _: None)
     working = asyncio.create_task(upgrades.run())

@@ -15,20 +15,23 @@ import typer
 
 from winpod.cli.options import Kubeconfig, usual_kubeconfig
 from winpod.cli.runtimeclass import read_settings_file
-from winpod.cli.upgrade_progress import follow
-from winpod.cluster.upgrade.asked import Asked, OldNodes, Way, read_asked, write_asked
+from winpod.cli.upgrade_options import Wanted, wanting
+from winpod.cli.upgrade_progress import follow, until_gone
+from winpod.cluster.upgrade.objects import MERGE
 from winpod.cluster.upgrade.plan import Plan
-from winpod.cluster.upgrade.progress import DONE, is_settled, planned_status
+from winpod.cluster.upgrade.progress import DONE, blockers, is_settled, planned_status
 from winpod.cluster.upgrade.report import to_json, to_markdown
 from winpod.cluster.upgrade.resource import UPGRADES, Metadata, Status, WindowsUpgrade
-from winpod.cluster.upgrade.steps import MERGE
 from winpod.cluster.upgrade.survey import Survey, asking
 from winpod.images.source import ImageSources
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer, Refused
-from winpod.windows.errors import InvalidInput, NotFound
+from winpod.windows.errors import InvalidInput, NotFound, Unavailable
 
 app = typer.Typer(help="Move a cluster from one Windows Server to the next, safely.")
+_OFFLINE = (
+    "no registry was asked (offline): what a tag names may have changed since; the operator asks"
+)
 
 
 class Output(StrEnum):
@@ -36,44 +39,6 @@ class Output(StrEnum):
     JSON = "json"
 
 
-From = Annotated[str, typer.Option("--from", metavar="BUILD", help="The old nodes' Windows: 2019.")]
-To = Annotated[str, typer.Option("--to", metavar="BUILD", help="The new nodes' Windows: 2022.")]
-HowWay = Annotated[
-    Way,
-    typer.Option(
-        "--way",
-        help="A new class; the same class, with the old kernel in a guest; or only its selector.",
-    ),
-]
-Patch = Annotated[
-    bool,
-    typer.Option(
-        "--patch-workloads", help="Change workloads that name an old class or select old nodes."
-    ),
-]
-Leave = Annotated[
-    bool,
-    typer.Option("--leave-behind", help="Go on where workloads cannot move, and leave them there."),
-]
-Old = Annotated[
-    OldNodes, typer.Option("--old-nodes", help="What becomes of them when they are empty.")
-]
-Patience = Annotated[
-    int,
-    typer.Option(
-        "--patience", metavar="SECONDS", min=1, help="Of one step, before everything is undone."
-    ),
-]
-Layouts = Annotated[
-    list[Path] | None,
-    typer.Option("--layout", help="OCI layout to look images up in first. May be repeated."),
-]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Ask no registry: layouts and what is cached.")
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="The operator's settings.")
-]
 Form = Annotated[Output, typer.Option("--output", "-o", help="Form of the report.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Name = Annotated[str, typer.Argument(metavar="[NAME]", help="The upgrade, if there are several.")]
@@ -85,60 +50,33 @@ def _group() -> None:
 
 
 @app.command("plan")
-def plan(
-    old: From,
-    new: To,
-    way: HowWay = Way.NEW_CLASS,
-    patch_workloads: Patch = False,
-    leave_behind: Leave = False,
-    old_nodes: Old = OldNodes.KEEP,
-    patience: Patience = 1800,
-    kubeconfig: Kubeconfig = None,
-    layout: Layouts = None,
-    offline: Offline = False,
-    config: Config = None,
-    output: Form = Output.TEXT,
-) -> None:
+@wanting
+def plan(wanted: Wanted, output: Form = Output.TEXT) -> None:
     """Say who can move, who cannot and why, and in which steps; nothing is changed.
 
     Exit code: 0 everything can move, 1 something stays, 2 bad input.
     """
-    spec = _spec(old, new, way, patch_workloads, leave_behind, old_nodes, patience)
-    made = asyncio.run(_plan(kubeconfig, read_asked(spec), layout, offline, config))
-    _print(made.asked.name, spec, planned_status(made), output)
-    raise typer.Exit(1 if made.staying or made.blockers else 0)
+    made = asyncio.run(_plan(wanted))
+    _print(wanted.asked.name, wanted.spec, _planned(wanted, made), output)
+    raise typer.Exit(1 if made.staying or blockers(made) else 0)
 
 
 @app.command("apply")
-def apply(
-    old: From,
-    new: To,
-    way: HowWay = Way.NEW_CLASS,
-    patch_workloads: Patch = False,
-    leave_behind: Leave = False,
-    old_nodes: Old = OldNodes.KEEP,
-    patience: Patience = 1800,
-    kubeconfig: Kubeconfig = None,
-    layout: Layouts = None,
-    offline: Offline = False,
-    config: Config = None,
-    yes: Yes = False,
-    output: Form = Output.TEXT,
-) -> None:
+@wanting
+def apply(wanted: Wanted, yes: Yes = False, output: Form = Output.TEXT) -> None:
     """Show the plan, ask, and have the operator do it; its progress is shown until the end.
 
     Ctrl-C leaves the upgrade to the operator; `apply` again, or `status`, joins it.
 
     Exit code: 0 done, 1 undone or stopped, 2 bad input.
     """
-    spec = _spec(old, new, way, patch_workloads, leave_behind, old_nodes, patience)
-    asked = read_asked(spec)
-    if not asyncio.run(_is_under_way(kubeconfig, asked.name)):
-        made = asyncio.run(_plan(kubeconfig, asked, layout, offline, config))
-        print(to_markdown(asked.name, spec, planned_status(made)), file=sys.stderr)
+    name = wanted.asked.name
+    if not asyncio.run(_is_under_way(wanted.kubeconfig, name)):
+        planned = _planned(wanted, asyncio.run(_plan(wanted)))
+        print(to_markdown(name, wanted.spec, planned), file=sys.stderr)
         if not yes:
             _confirm("Begin")
-    ended = asyncio.run(_apply(kubeconfig, asked.name, spec))
+    ended = asyncio.run(_apply(wanted.kubeconfig, name, wanted.spec))
     _print(ended.name, ended.spec, ended.status, output)
     raise typer.Exit(0 if ended.status.phase == DONE else 1)
 
@@ -160,21 +98,6 @@ def undo(
         _confirm(f"Undo {found.name}")
     ended = asyncio.run(_undo(kubeconfig, found.name))
     _print(ended.name, ended.spec, ended.status, output)
-
-
-def _spec(
-    old: str,
-    new: str,
-    way: Way,
-    patch_workloads: bool,
-    leave_behind: bool,
-    old_nodes: OldNodes,
-    patience: int,
-) -> dict[str, Any]:
-    asked = read_asked({"from": old, "to": new})
-    return write_asked(
-        Asked(asked.old, asked.new, way, patch_workloads, leave_behind, old_nodes, patience)
-    )
 
 
 def _confirm(what: str) -> None:
@@ -208,26 +131,35 @@ async def _server(kubeconfig: Path | None) -> AsyncIterator[ApiServer]:
         await api.close()
 
 
-async def _plan(
-    kubeconfig: Path | None,
-    asked: Asked,
-    layouts: list[Path] | None,
-    offline: bool,
-    config: Path | None,
-) -> Plan:
-    settings = read_settings_file(config)
-    sources = ImageSources(layouts=layouts or (), offline=offline, sizes=False)
-    async with _server(kubeconfig) as api, sources:
+async def _plan(wanted: Wanted) -> Plan:
+    settings = read_settings_file(wanted.config)
+    layouts, offline = wanted.layout or (), wanted.offline
+    sources = ImageSources(layouts=layouts, offline=offline, sizes=False)
+    async with _server(wanted.kubeconfig) as api, sources:
         survey = Survey(api, lambda: settings, asking(sources))
-        _, made = await survey.plan(asked)
+        _, made = await survey.plan(wanted.asked)
         return made
+
+
+def _planned(wanted: Wanted, made: Plan) -> Status:
+    status = planned_status(made)
+    if wanted.offline:
+        status.notes.append(_OFFLINE)
+    return status
 
 
 async def _is_under_way(kubeconfig: Path | None, name: str) -> bool:
     async with _server(kubeconfig) as api:
         await api.request("GET", UPGRADES)
         there = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
-        return there is not None and not is_settled(there)
+    if there is None or is_settled(there):
+        return False
+    if there.is_being_deleted:
+        raise Unavailable(
+            f"the upgrade {name} is being deleted, and what it did is undone first.",
+            "Apply again when `winpod upgrade status` knows it no longer.",
+        )
+    return True
 
 
 async def _apply(kubeconfig: Path | None, name: str, spec: dict[str, Any]) -> WindowsUpgrade:
@@ -236,6 +168,7 @@ async def _apply(kubeconfig: Path | None, name: str, spec: dict[str, Any]) -> Wi
         there = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
         if there and is_settled(there):
             await api.delete(f"{UPGRADES}/{name}", {})
+            await until_gone(api, name)
         if there is None or is_settled(there):
             await api.create(UPGRADES, WindowsUpgrade(Metadata(name), spec))
         else:

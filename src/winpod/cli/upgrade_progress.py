@@ -28,10 +28,7 @@ async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
     """
     waited = stopped = 0.0
     with _shown() as show:
-        while True:
-            upgrade = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
-            if upgrade is None:
-                raise NotFound(f"the upgrade {name} was deleted.")
+        while upgrade := await api.get(WindowsUpgrade, f"{UPGRADES}/{name}"):
             status = upgrade.status
             is_heard = status.observed_generation == upgrade.metadata.generation
             show(status)
@@ -41,10 +38,23 @@ async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
             if not is_heard and waited >= _OPERATOR_SECONDS:
                 raise Unavailable(
                     f"no operator has taken up the upgrade {name} for {waited:.0f} s.",
-                    "It begins as soon as one runs: winpod operator.",
+                    "It goes on as soon as one runs: winpod operator.",
                 )
             waited = 0.0 if is_heard else waited + _LOOK_SECONDS
             await asyncio.sleep(_LOOK_SECONDS)
+    raise NotFound(f"the upgrade {name} was deleted, and what it had done was undone.")
+
+
+async def until_gone(api: ApiServer, name: str) -> None:
+    """One that is over and was deleted goes as soon as the operator lets it go."""
+    for _ in range(round(_OPERATOR_SECONDS / _LOOK_SECONDS)):
+        if await api.get(WindowsUpgrade, f"{UPGRADES}/{name}") is None:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise Unavailable(
+        f"the upgrade {name} is over, and no operator lets it go.",
+        "It goes as soon as one runs: winpod operator.",
+    )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from winpod.cluster.page.state import RefusedPod
 from winpod.cluster.reconciling import Reconciling
 from winpod.cluster.telling import Telling, refused
 from winpod.cluster.upgrade.controller import Upgrades
-from winpod.cluster.upgrade.survey import Survey, keeping
+from winpod.cluster.upgrade.survey import RecentImages, Survey
 from winpod.cluster.view import View
 from winpod.node.access import Access
 from winpod.node.agent import for_good
@@ -89,7 +89,9 @@ class Operator:
             self._tell,
             lambda: self._leading.is_leader,
         )
-        survey = Survey(self._api, lambda: self._settings.now, keeping(self._admission.images))
+        survey = Survey(
+            self._api, lambda: self._settings.now, RecentImages(self._admission.images).look_up
+        )
         self._upgrades = Upgrades(self._api, survey, self._tell)
         self._happenings = Happenings(self._api)
         self._numbers.register(

@@ -166,6 +166,13 @@ CASES = [
         reason="what app is could not be found out",
     ),
     Case(
+        "an image that nobody could look up, and why",
+        replace(workload(None, **OF_CLASS), problems=("the registry says nothing",)),
+        Fate.CANNOT,
+        stays=True,
+        reason="the registry says nothing",
+    ),
+    Case(
         "a change that nobody asked for",
         workload(BOTH, **OF_CLASS),
         Fate.NEW_IMAGE,

@@ -2,21 +2,34 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
-from winpod.cluster.upgrade.plan import Do, Step
+from winpod.cluster.upgrade.asked import read_asked
+from winpod.cluster.upgrade.moves import Fate, Move, Workload
+from winpod.cluster.upgrade.plan import Do, Plan, Step
 from winpod.cluster.upgrade.progress import (
+    LARGEST,
+    blockers,
+    drained_uid,
+    expected_size,
+    is_over,
     is_settled,
+    is_to_go_back,
     is_undone_on_failure,
+    most_ready,
     next_step,
     next_to_undo,
     node_states,
+    planned_status,
+    some,
     with_conditions,
     with_steps_before,
 )
 from winpod.cluster.upgrade.report import to_json, to_markdown
 from winpod.cluster.upgrade.resource import (
     CRD,
+    FINALIZER,
     Metadata,
     NodeRecord,
     Status,
@@ -24,6 +37,7 @@ from winpod.cluster.upgrade.resource import (
     WindowsUpgrade,
     WorkloadRecord,
 )
+from winpod.windows.objects import Pod
 
 SPEC = {"from": "2019", "to": "2022"}
 ORDER = ("add-class", "retire-class", "patch-workload", "cordon", "drain", "verify", "remove-node")
@@ -85,6 +99,36 @@ def test_what_is_done_can_still_be_undone(phase: str, undo: bool, settled: bool)
     assert is_settled(WindowsUpgrade(Metadata("u"), spec, Status(phase))) == settled
 
 
+@pytest.mark.parametrize(
+    ("phase", "held", "deleted", "over"),
+    [
+        ("", False, False, False),
+        ("", False, True, True),
+        ("Blocked", False, True, True),
+        ("Running", True, False, False),
+        ("Running", True, True, False),
+        ("Running", False, True, True),
+        ("Undoing", True, True, False),
+        ("Done", True, False, False),
+        ("Done", False, False, True),
+        ("Done", True, True, False),
+        ("Undone", True, False, False),
+        ("Undone", False, True, True),
+    ],
+)
+def test_an_upgrade_is_over_when_nothing_is_left_to_do_and_nothing_holds_it(
+    phase: str, held: bool, deleted: bool, over: bool
+) -> None:
+    metadata = Metadata(
+        "u",
+        deletion_timestamp="2026-11-16T12:00:00Z" if deleted else "",
+        finalizers=["other.example/x", *([FINALIZER] if held else [])],
+    )
+    upgrade = WindowsUpgrade(metadata, SPEC, Status(phase))
+    assert is_over(upgrade) == over
+    assert is_to_go_back(upgrade) == deleted
+
+
 def test_a_node_is_what_its_last_step_made_of_it() -> None:
     nodes = [NodeRecord(name, "old", "in use") for name in ("a", "b", "c", "d")]
     done = [
@@ -104,6 +148,84 @@ def test_steps_that_were_found_later_come_before_the_one_that_found_them() -> No
         ("drain", "late", "Pending"),
         ("drain", "drain-x", "Pending"),
     ]
+
+
+def test_a_step_that_somebody_took_back_is_taken_again_and_stands_there_once() -> None:
+    made = [
+        StepRecord("cordon", "a", "Done", before={"uid": "1", "unschedulable": True}),
+        StepRecord("cordon", "b", "Done", before={"uid": "2"}),
+        StepRecord("drain", "b", "Running", before={"uid": "2"}),
+    ]
+    found = with_steps_before(made[2], made, [Step(Do.CORDON, "a")])
+    assert [(s.do, s.target, s.state, s.before) for s in found] == [
+        ("cordon", "b", "Done", {"uid": "2"}),
+        ("cordon", "a", "Pending", {}),
+        ("drain", "b", "Pending", {"uid": "2"}),
+    ]
+
+
+def test_a_step_that_finds_itself_to_be_of_another_node_begins_with_nothing() -> None:
+    made = [StepRecord("cordon", "a", "Done"), StepRecord("drain", "a", "Running", before={"u": 1})]
+    found = with_steps_before(made[1], made, [Step(Do.CORDON, "a"), Step(Do.DRAIN, "a")])
+    assert [(s.do, s.target, s.state, s.before) for s in found] == [
+        ("cordon", "a", "Pending", {}),
+        ("drain", "a", "Pending", {}),
+    ]
+
+
+def test_who_is_removed_is_who_was_drained() -> None:
+    drained = [StepRecord("cordon", "a", before={"uid": "0"}), StepRecord("drain", "a", before={})]
+    assert drained_uid(Status(steps=drained), "a") == ""
+    drained[1].before = {"uid": "1"}
+    assert drained_uid(Status(steps=drained), "a") == "1"
+    assert drained_uid(Status(steps=drained), "b") == ""
+
+
+def test_the_most_that_were_ready_count_for_each_workload_once() -> None:
+    assert most_ready({"a": 2, "b": 3}, {"a": 5, "b": 1, "c": 0}) == {"a": 5, "b": 3, "c": 0}
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, ""), (1, "0"), (10, "0,1,2,3,4,5,6,7,8,9"), (12, "8,9 and 2 more")]
+)
+def test_of_many_some_are_told_and_the_others_counted(count: int, said: str) -> None:
+    assert some([str(i) for i in range(count)], ",").endswith(said)
+
+
+def large_plan(nodes: int, workloads: int) -> Plan:
+    names = tuple(f"windows-node-{i:05}" for i in range(nodes))
+    moves = tuple(
+        Move(Workload("Deployment", "shop", f"web-{i}", Pod(()), replicas=1), Fate.NEW_IMAGE)
+        for i in range(workloads)
+    )
+    does = (Do.CORDON, Do.DRAIN, Do.MARK_NODE)
+    planned = tuple(Step(do, name) for do in does for name in names)
+    return Plan(read_asked(SPEC), names, names[:10], moves, planned)
+
+
+def test_the_size_of_a_status_at_its_end_is_known_when_it_is_planned() -> None:
+    plan = large_plan(1000, 500)
+    status = planned_status(plan)
+    expected = expected_size(status)
+    for step in status.steps:
+        step.state = "Running"
+        step.started_at = step.finished_at = "2026-11-16T12:00:00Z"
+        step.before = {"uid": "0" * 36, **({"unschedulable": False} if step.do == "cordon" else {})}
+    status.ready = {str(workload): 100 for workload in status.workloads}
+    status.message = "everything has moved"
+    status.conditions = with_conditions(status, NOON)
+    real = len(msgspec.json.encode(status))
+    assert real < expected < 1.2 * real
+    assert expected_size(status) < 1.1 * expected
+
+
+def test_what_an_api_server_would_not_keep_is_not_begun() -> None:
+    assert blockers(large_plan(1000, 500)) == []
+    (said,) = blockers(large_plan(3000, 500))
+    assert said.startswith("3000 old nodes and 500 workloads are too many for one upgrade: ")
+    assert "drain and delete some old nodes by hand first" in said
+    assert planned_status(large_plan(3000, 500)).message == said
+    assert expected_size(planned_status(large_plan(1000, 500))) < LARGEST
 
 
 def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:

@@ -1,34 +1,23 @@
 """Old nodes are emptied: pods are evicted, never deleted, so that disruption budgets hold.
 
-Who cannot run elsewhere is not evicted. A node is drained when those who left it are ready again,
-as many as were ready before; that is read from the pods themselves.
+Who cannot run elsewhere is not evicted. A node is drained when all who had to leave one so far are
+ready again, as many as were ready before; that is read from the pods themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from winpod.cluster.upgrade.asked import Asked
 from winpod.cluster.upgrade.moves import DAEMON, Change, Move, Workload, WorkloadPod
 from winpod.cluster.upgrade.plan import Do, Plan, Scene, Step
+from winpod.cluster.upgrade.progress import PENDING, some
 from winpod.cluster.upgrade.resource import Status, StepRecord
+from winpod.cluster.upgrade.step_results import ANOTHER, GONE, Noted, Progress
 from winpod.cluster.upgrade.survey import Survey
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.errors import Unavailable, WinpodError
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What is awaited, or, where it is done, what there is to say about it.
-
-    `look_again`: something was changed just now, and is to be read again at once.
-    """
-
-    is_done: bool = False
-    message: str = ""
-    look_again: bool = False
 
 
 class LeftBehind(WinpodError):
@@ -37,7 +26,8 @@ class LeftBehind(WinpodError):
     code = "FAILED_PRECONDITION"
 
     def __init__(self, node: str, staying: Iterable[Move], moves: tuple[Move, ...]) -> None:
-        said = "; ".join(f"{move.workload}: {', '.join(move.reasons)}" for move in staying)
+        told = [f"{move.workload}: {', '.join(move.reasons)}" for move in staying]
+        said = some(told, "; ")
         super().__init__(
             f"{node} is not drained, because not all of it can move. {said}.",
             "Change these workloads, or go on without them (leaveBehind), or undo.",
@@ -61,20 +51,27 @@ class Draining:
         self._survey = survey
         self._asked = asked
 
-    async def ready_now(self, step: StepRecord) -> dict[str, Any]:
+    async def before(self, step: StepRecord, _: Status) -> Noted:
         scene = await self._survey.scene(self._asked)
-        return {"ready": {str(w): w.ready for w in scene.workloads if w.on([step.target])}}
+        there = [w for w in scene.workloads if w.on([step.target]) and w.replicas is not None]
+        uid = scene.uids.get(step.target)
+        return Noted({"uid": uid} if uid else {}, {str(w): w.ready for w in there})
 
     async def drain(self, step: StepRecord, status: Status) -> Progress:
         scene, plan = await self._survey.plan(self._asked)
-        _check_planned(scene, plan, status)
+        if found := unplanned_steps(scene, plan, status):
+            raise Unplanned(found)
+        if gone := not_its_node(step, scene, plan):
+            made = until_ready(scene, status.ready)
+            return gone if made.is_done else made
         there = [move for move in plan.moves if move.workload.on([step.target])]
-        self._check_staying(step.target, plan)
+        if unsure := self._check_staying(step.target, plan, status):
+            return unsure
         if late := _changed_back(there):
             return late
         leaving = _leaving(there, [step.target])
         if not leaving:
-            return until_ready(scene, step.before.get("ready", {}))
+            return until_ready(scene, status.ready)
         refusals = [await self._evict(workload, pod) for workload, pod in leaving]
         awaited = next((refusal for refusal in refusals if refusal), "")
         return Progress(message=awaited or f"{len(leaving)} pods leave {step.target}")
@@ -82,7 +79,8 @@ class Draining:
     async def verify(self, _: StepRecord, status: Status) -> Progress:
         """Nobody is on old nodes who should not be, and everybody is as ready as before."""
         scene, plan = await self._survey.plan(self._asked)
-        _check_planned(scene, plan, status)
+        if found := unplanned_steps(scene, plan, status):
+            raise Unplanned(found)
         if leaving := _leaving(plan.moves, plan.old_nodes):
             staying = sorted({pod.node for _, pod in leaving if not pod.is_leaving})
             if staying:  # who could not move when its node was drained, and can now
@@ -92,17 +90,20 @@ class Draining:
         if late := _changed_back(plan.moves):
             return late
         for node in plan.old_nodes:
-            self._check_staying(node, plan)
-        ready: dict[str, int] = {}
-        for step in status.steps:
-            for name, count in step.before.get("ready", {}).items():
-                ready[name] = max(count, ready.get(name, 0))
-        return until_ready(scene, ready)
+            if unsure := self._check_staying(node, plan, status):
+                return unsure
+        return until_ready(scene, status.ready)
 
-    def _check_staying(self, node: str, plan: Plan) -> None:
+    def _check_staying(self, node: str, plan: Plan, status: Status) -> Progress | None:
+        """Who could move when it was planned is not left behind because a registry is silent."""
         staying = [move for move in plan.staying if move.workload.on([node])]
         if staying and not self._asked.leave_behind:
             raise LeftBehind(node, staying, plan.moves)
+        movable = {str(workload) for workload in status.workloads if not workload.stays}
+        for move in staying:
+            if move.workload.problems and str(move.workload) in movable:
+                return Progress(message=f"{move.workload}: {', '.join(move.reasons)}")
+        return None
 
     async def _evict(self, workload: Workload, pod: WorkloadPod) -> str:
         """Why not now, or nothing."""
@@ -125,15 +126,36 @@ class Draining:
         return ""
 
 
-def _check_planned(scene: Scene, plan: Plan, status: Status) -> None:
-    """A node that somebody opened again is cordoned again, or those who left it come back."""
-    known = {(step.do, step.target) for step in status.steps}
+def not_its_node(step: StepRecord, scene: Scene, plan: Plan) -> Progress | None:
+    """Where it is not the node that the step was begun for, or not one of the old build."""
+    uid = scene.uids.get(step.target)
+    if uid is None:
+        return GONE
+    if uid != step.before.get("uid"):
+        return ANOTHER
+    if step.target not in plan.old_nodes:
+        return replace(GONE, message="it is no old node any more")
+    return None
+
+
+def unplanned_steps(scene: Scene, plan: Plan, status: Status) -> tuple[Step, ...]:
+    """Steps for what has come meanwhile, and again for what somebody has taken back.
+
+    A node that somebody opened is cordoned again, or those who left it come back; one that was made
+    again is another node, which the steps of an old one are taken for anew.
+    """
+    known = {(step.do, step.target): step for step in status.steps}
+    closed = {node.name for node in scene.of_build(plan.asked.old) if node.unschedulable}
+
+    def is_taken(step: Step) -> bool:
+        record = known.get((step.do, step.target))
+        if record is None or record.state == PENDING or step.do is Do.PATCH_WORKLOAD:
+            return record is not None
+        is_its = record.before.get("uid") == scene.uids.get(step.target)
+        return is_its and (step.do is Do.DRAIN or step.target in closed)
+
     later = (Do.PATCH_WORKLOAD, Do.CORDON, Do.DRAIN)
-    missing = [s for s in plan.steps if s.do in later and (s.do, s.target) not in known]
-    opened = [n.name for n in scene.of_build(plan.asked.old) if not n.unschedulable]
-    missing += [Step(Do.CORDON, name) for name in opened if (Do.CORDON, name) in known]
-    if missing:
-        raise Unplanned(tuple(missing))
+    return tuple(step for step in plan.steps if step.do in later and not is_taken(step))
 
 
 def _changed_back(moves: Iterable[Move]) -> Progress | None:

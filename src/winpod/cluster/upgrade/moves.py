@@ -54,7 +54,8 @@ class WorkloadPod:
 class Workload:
     """What makes pods, the pod that it makes, and those there are.
 
-    `replicas` is None where no number of ready pods is promised, as for a Job.
+    `replicas` is None where no number of ready pods is promised, as for a Job; `problems` say why
+    images are not known.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Workload:
     pods: tuple[WorkloadPod, ...] = ()
     replicas: int | None = None
     images: Images = field(default_factory=dict, compare=False)
+    problems: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
@@ -198,7 +200,7 @@ def judge_move(workload: Workload, after: After) -> Move:
                 return Move(workload, Fate.CANNOT, stays=True, reasons=(sentence,))
             return _moved(workload, change, placement, after)
         refusals.append(placement)
-    reasons = _reasons(refusals, after)
+    reasons = (*_reasons(refusals, after), *workload.problems)
     return Move(workload, Fate.CANNOT, stays=workload.kind != DAEMON, reasons=reasons)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+
+import msgspec
 
 from winpod.cluster.upgrade.moves import Fate, Move
 from winpod.cluster.upgrade.plan import Do, Plan, Step
@@ -28,14 +30,51 @@ _NODE_STATES = {
     Do.MARK_NODE: "marked",
     Do.REMOVE_NODE: "removed",
 }
+LARGEST = 1 << 20
+"""Of a status, in bytes: an API server keeps no object above one and a half times that."""
+_STEP_BYTES = 190
+"""What a step's record grows by until it is done: its state, two times, and a node's uid."""
+_ROOM_BYTES = 16 << 10
+_MOST_TOLD = 10
+
+
+def blockers(plan: Plan) -> list[str]:
+    """Why it cannot begin."""
+    too_large = too_large_sentence(_bare_status(plan))
+    return [*plan.blockers, *([too_large] if too_large else [])]
+
+
+def too_large_sentence(status: Status) -> str:
+    size = expected_size(status)
+    if size <= LARGEST:
+        return ""
+    old = sum(node.role == "old" for node in status.nodes)
+    return (
+        f"{old} old nodes and {len(status.workloads)} workloads are too many for one upgrade: its "
+        f"status would take {size >> 10} KiB, and {LARGEST >> 10} KiB are safe with an API server; "
+        "drain and delete some old nodes by hand first"
+    )
+
+
+def expected_size(status: Status) -> int:
+    """In bytes, at the end: what is there, and what is still to be written into it."""
+    waiting = [step for step in status.steps if step.state == PENDING]
+    before = sum(_STEP_BYTES + len(msgspec.json.encode(step.after)) for step in waiting)
+    ready = sum(len(str(workload)) + 10 for workload in status.workloads)
+    return len(msgspec.json.encode(status)) + before + ready + _ROOM_BYTES
 
 
 def planned_status(plan: Plan) -> Status:
     """A status as it is before anything is done."""
+    status = _bare_status(plan)
+    status.message = "; ".join(blockers(plan))
+    return status
+
+
+def _bare_status(plan: Plan) -> Status:
     old = [NodeRecord(name, "old", "in use") for name in plan.old_nodes]
     new = [NodeRecord(name, "new", "in use") for name in plan.new_nodes]
     return Status(
-        message="; ".join(plan.blockers),
         notes=list(plan.notes),
         steps=[StepRecord(s.do, s.target, after=dict(s.after)) for s in plan.steps],
         nodes=old + new,
@@ -63,6 +102,16 @@ def is_settled(upgrade: WindowsUpgrade) -> bool:
     return phase == UNDONE or (phase == DONE and not upgrade.is_to_be_undone)
 
 
+def is_to_go_back(upgrade: WindowsUpgrade) -> bool:
+    """Who deletes one that is under way wants what it did undone; one that is done is history."""
+    return upgrade.is_to_be_undone or upgrade.is_being_deleted
+
+
+def is_over(upgrade: WindowsUpgrade) -> bool:
+    """And nothing of it keeps it from being deleted."""
+    return not upgrade.is_held and (is_settled(upgrade) or upgrade.is_being_deleted)
+
+
 def next_step(status: Status) -> StepRecord | None:
     return next((step for step in status.steps if step.state in (PENDING, RUNNING)), None)
 
@@ -70,11 +119,34 @@ def next_step(status: Status) -> StepRecord | None:
 def with_steps_before(
     step: StepRecord, steps: list[StepRecord], found: Iterable[Step]
 ) -> list[StepRecord]:
-    """What was found while a step was being done comes before it, and it is begun anew."""
-    place = next(i for i, one in enumerate(steps) if one is step)
+    """What was found while a step was being done comes before it, and it is begun anew.
+
+    A step that was taken before is taken again instead of a second one: what it did is gone.
+    """
+    found = list(found)
+    again = {(s.do, s.target) for s in found}
+    if (step.do, step.target) in again:
+        step.before = {}
     step.state, step.message, step.started_at = PENDING, "", ""
-    added = [StepRecord(s.do, s.target, after=dict(s.after)) for s in found]
-    return [*steps[:place], *added, *steps[place:]]
+    place = next(i for i, one in enumerate(steps) if one is step)
+    earlier = [one for one in steps[:place] if (one.do, one.target) not in again]
+    later = [one for one in steps[place + 1 :] if (one.do, one.target) not in again]
+    added = [
+        StepRecord(s.do, s.target, after=dict(s.after))
+        for s in found
+        if (s.do, s.target) != (step.do, step.target)
+    ]
+    return [*earlier, *added, step, *later]
+
+
+def most_ready(known: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    return {**known, **{name: max(count, known.get(name, 0)) for name, count in now.items()}}
+
+
+def drained_uid(status: Status, node: str) -> str:
+    """Of the node that was drained; nothing where none was."""
+    drains = (step for step in status.steps if step.do == Do.DRAIN and step.target == node)
+    return next((str(step.before.get("uid", "")) for step in drains), "")
 
 
 def next_to_undo(status: Status) -> StepRecord | None:
@@ -123,7 +195,7 @@ def _conditions(status: Status) -> Iterable[tuple[str, bool, str, str]]:
     yield "Blocked", phase == BLOCKED, "Blocked" if phase == BLOCKED else "NotBlocked", message
     yield "Complete", phase == DONE, phase or "Planning", message
     yield "Failed", bool(status.failure), "Failed" if status.failure else "Well", status.failure
-    says = f"cannot move: {', '.join(staying)}" if staying else "every workload can move"
+    says = f"cannot move: {some(staying)}" if staying else "every workload can move"
     yield "WorkloadsMovable", not staying, "Staying" if staying else "AllMovable", says
 
 
@@ -132,6 +204,12 @@ def counts(workloads: Iterable[WorkloadRecord]) -> dict[Fate, int]:
     for workload in workloads:
         found[Fate(workload.fate)] += 1
     return found
+
+
+def some(told: Sequence[str], between: str = ", ") -> str:
+    """The first of many, and how many more there are."""
+    more = len(told) - _MOST_TOLD
+    return between.join(told[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 def stamp(moment: datetime) -> str:

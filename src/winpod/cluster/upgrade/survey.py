@@ -1,14 +1,15 @@
 """What an upgrade has to know of a cluster, read when it is asked for: nodes, classes, workloads.
 
 Images are looked up only for workloads that the upgrade concerns; what is not known for certain
-stays unknown. Lists come in pages and are put together in a thread, so that an operator with twenty
-thousand pods still answers others meanwhile.
+stays unknown, and the workload says why. Lists come in pages and are put together in a thread, so
+that an operator with twenty thousand pods still answers others meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import hashlib
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.looking_up import Found, Images
 from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.classes import desired_classes
 from winpod.cluster.makers import WORKLOADS, Key, ListedPod, Made, Maker, see_living, workloads_of
@@ -30,15 +31,16 @@ from winpod.images.source import ImageSources
 from winpod.node.api import ApiServer
 from winpod.windows.errors import WinpodError
 from winpod.windows.objects import Node
-from winpod.windows.platforms import Image
 from winpod.windows.scheduling import with_allocated
 
-LookUp = Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[Image | None]]
+Secrets = Sequence[Mapping[str, Any]]
+LookUp = Callable[[str, Secrets], Awaitable[Found]]
 _PAGE = "500"
 _LOOKUP_SECONDS = 30.0
+_RECENT_SECONDS = 60.0
+"""For how long what a registry said of a tag is what it says now."""
 _CLASS_KIND = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class _PageMetadata(DictMixin, rename={"go_on": "continue"}):
@@ -107,13 +109,14 @@ class Survey:
         names = workload.pod.pull_secrets
         secrets = await self._secrets.of(workload.namespace, names, made.account)
         texts = workload.pod.images
-        images = await asyncio.gather(*(self._look_up(text, secrets) for text in texts))
-        known = {t: image for t, image in zip(texts, images, strict=True) if image}
-        return replace(workload, images=known)
+        found = await asyncio.gather(*(self._look_up(text, secrets) for text in texts))
+        known = {t: f.image for t, f in zip(texts, found, strict=True) if f.image and not f.problem}
+        problems = tuple(dict.fromkeys(f.problem for f in found if f.problem))
+        return replace(workload, images=known, problems=problems)
 
 
 def _bare_scene(
-    nodes: Iterable[Mapping[str, Any]],
+    nodes: Sequence[Mapping[str, Any]],
     classes: Iterable[Mapping[str, Any]],
     pods: Iterable[ListedPod],
     makers: Mapping[Key, Maker],
@@ -125,7 +128,8 @@ def _bare_scene(
     wanted = tuple(want.to_object() for want in desired_classes(read, settings))
     found = workloads_of(living, makers)
     known = tuple({**_CLASS_KIND, **obj} for obj in classes)
-    return Scene(read, known, tuple(one.workload for one in found), wanted), found
+    uids = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in nodes}
+    return Scene(read, known, tuple(one.workload for one in found), wanted, uids), found
 
 
 def _node(obj: Mapping[str, Any], settings: Settings) -> Node:
@@ -137,21 +141,35 @@ def _node(obj: Mapping[str, Any], settings: Settings) -> Node:
 def asking(sources: ImageSources) -> LookUp:
     """Each image of this look once. What a tag lets one guess is not enough to move anybody by."""
 
-    async def look_up(text: str, secrets: Sequence[Mapping[str, Any]]) -> Image | None:
+    async def look_up(text: str, secrets: Secrets) -> Found:
         try:
-            return await sources.describe(text, secrets)
+            return Found(await sources.describe(text, secrets))
         except WinpodError as error:
-            _log.warning("%s", error)
-            return None
+            return Found(None, error.sentence)
 
     return look_up
 
 
-def keeping(images: Images) -> LookUp:
-    """What the operator knows already, else what it finds out within its time."""
+class RecentImages:
+    """What the operator knows of digests, and of tags what registries said within a minute.
 
-    async def look_up(text: str, secrets: Sequence[Mapping[str, Any]]) -> Image | None:
-        found = await images.describe(text, secrets, _LOOKUP_SECONDS)
-        return found.image if found.is_certain else None
+    Nobody is moved by what a tag named once: where the registry does not answer, that is unknown.
+    """
 
-    return look_up
+    def __init__(self, images: Images, clock: Callable[[], float] = time.monotonic) -> None:
+        self._images = images
+        self._clock = clock
+        self._recent: dict[tuple[str, str], tuple[float, Found]] = {}
+
+    async def look_up(self, text: str, secrets: Secrets) -> Found:
+        now = self._clock()
+        self._recent = {key: kept for key, kept in self._recent.items() if now < kept[0]}
+        key = (text, hashlib.sha256(msgspec.json.encode(secrets)).hexdigest())
+        if key in self._recent:
+            return self._recent[key][1]
+        found = await self._images.describe(text, secrets, _LOOKUP_SECONDS)
+        if found.is_old:
+            found = await self._images.describe_anew(text, secrets, _LOOKUP_SECONDS)
+        if found.is_certain:
+            self._recent[key] = (now + _RECENT_SECONDS, found)
+        return found
