@@ -73,6 +73,11 @@ async def survey(host: Asked, question: Question) -> State:
     return await survey_parts(host, _NOTHING, every_part(question))
 
 
+async def identify(host: Asked) -> State:
+    """Only which Windows it is and what it is called, on which what it should be depends."""
+    return await survey_parts(host, _NOTHING, [windows_part(), names_part()])
+
+
 async def survey_parts(host: Asked, before: State, parts: Sequence[Part]) -> State:
     """The state as it was, but for what these parts tell."""
     answers = await host.ask([part.lines for part in parts], SURVEY_SECONDS)
