@@ -74,20 +74,14 @@ class Approving:
 
     async def _judge(self, name: str, obj: certificates.CertificateSigningRequest) -> None:
         known = self._care.objects.known
-        verdict = judge(_request(obj), [_known(one) for one in known.values() if _is_ours(one)])
+        verdict = judge(request_of(obj), [_known(one) for one in known.values() if _is_ours(one)])
         instance = known.get(verdict.instance)
         if instance is None:
             return
         if not verdict.is_approved:
             self._tell_once(name, instance, verdict)
             return
-        obj.status = obj.status or certificates.CertificateSigningRequestStatus()
-        obj.status.conditions = [_approval(verdict)]
-        try:
-            await self._api.replace(f"{REQUESTS}/{name}/approval", obj)
-        except Refused as error:
-            if not (error.is_conflict or error.is_missing):
-                raise
+        await approve(self._api, obj, verdict)
         self._waiting.pop(name, None)
         said = f"{obj.spec.signerName} for {instance.status.node}: {name}"
         self._care.tell(instance, "InstanceCertificateApproved", said)
@@ -98,6 +92,18 @@ class Approving:
         self._told[name] = verdict.problem
         said = f"the request {name} is not approved: {verdict.problem}."
         self._care.tell(instance, "InstanceCertificateNotApproved", said, is_bad=True)
+
+
+async def approve(
+    api: ApiServer, obj: certificates.CertificateSigningRequest, verdict: Verdict
+) -> None:
+    obj.status = obj.status or certificates.CertificateSigningRequestStatus()
+    obj.status.conditions = [_approval(verdict)]
+    try:
+        await api.replace(f"{REQUESTS}/{_name(obj)}/approval", obj)
+    except Refused as error:
+        if not (error.is_conflict or error.is_missing):
+            raise
 
 
 def _is_ours(instance: WindowsInstance) -> bool:
@@ -111,7 +117,7 @@ def _known(instance: WindowsInstance) -> Known:
     return Known(instance.name, status.node, names, addresses, frozenset(status.tokens))
 
 
-def _request(obj: certificates.CertificateSigningRequest) -> Request:
+def request_of(obj: certificates.CertificateSigningRequest) -> Request:
     spec = obj.spec
     try:
         asks = base64.b64decode(spec.request)
