@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from winpod.cluster.instance_settings import InstanceSettings
+from winpod.instances.addresses import addresses_of
 from winpod.instances.changing import Turns
-from winpod.instances.desired import Desired
-from winpod.instances.errors import Unreachable
-from winpod.instances.inputs import is_address
 from winpod.instances.live_inputs import LiveInputs
 from winpod.instances.machines import Machines
 from winpod.instances.nodes import Nodes
 from winpod.instances.objects import InstanceObjects
 from winpod.instances.resource import Status, WindowsInstance
 from winpod.instances.telling import event_of, with_condition
-from winpod.instances.tokens import Token, Tokens
+from winpod.instances.tokens import Tokens
+from winpod.instances.wanted import Wanted
 from winpod.node.certificates import utc_now
 from winpod.node.event_series import Event
 
-Wanted = Callable[[WindowsInstance, Token], Desired]
 LOOKS_AT_ONCE, WORKS_AT_ONCE = 32, 32
 _log = logging.getLogger(__name__)
 
@@ -46,9 +43,6 @@ class Care:
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKS_AT_ONCE))
     works: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WORKS_AT_ONCE))
 
-    def desired(self, instance: WindowsInstance) -> Desired:
-        return self.wanted(instance, self.tokens.of(instance.name))
-
     def tell(
         self, instance: WindowsInstance, reason: str, message: str, *, is_bad: bool = False
     ) -> None:
@@ -64,17 +58,4 @@ class Care:
     async def addresses(self, instance: WindowsInstance) -> tuple[str, ...]:
         """Where it is, by who asked for it and by the network's own word, never by its own."""
         known = self.inputs.addresses(instance.name)
-        address = instance.spec.address
-        if is_address(address):
-            return tuple(dict.fromkeys((address, *known)))
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                address, instance.spec.port, type=socket.SOCK_STREAM
-            )
-        except OSError as error:
-            raise Unreachable(
-                f"{instance.name}: the address of {address} is not known: {error.strerror}.",
-                "See that the name is right and that the cluster's name servers know it.",
-            ) from None
-        resolved = sorted({str(one[4][0]) for one in found})
-        return tuple(dict.fromkeys((*resolved, address, *known)))
+        return await addresses_of(instance.name, instance.spec.address, instance.spec.port, known)
