@@ -17,7 +17,7 @@ def render_toml(document: Mapping[str, Value]) -> str:
 def _lines(table: Mapping[str, Value], path: tuple[str, ...]) -> list[str]:
     values = [(key, one) for key, one in table.items() if not isinstance(one, Mapping)]
     lines = [f"{_key(key)} = {json.dumps(one, ensure_ascii=False)}" for key, one in values]
-    if path and lines:
+    if path and (lines or not table):
         lines.insert(0, f"\n[{'.'.join(map(_key, path))}]")
     for key, one in table.items():
         if isinstance(one, Mapping):
