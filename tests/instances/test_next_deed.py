@@ -25,16 +25,20 @@ FLAGS = (True, False)
 
 
 def situations() -> Iterator[Situation]:
-    for steps, node, pods, turn, leaving, machine, ours, hold in product(
-        STEPS, NODES, (0, 2), (Turn(True), Turn(False, "a changes")), FLAGS, FLAGS, FLAGS, ("", "x")
-    ):
-        yield Situation(steps, node, pods, turn, leaving, machine, ours, hold)
+    turns = (Turn(True), Turn(False, "a changes"))
+    for rest in product(STEPS, NODES, (0, 2), turns, FLAGS, FLAGS, FLAGS, ("", "x"), FLAGS):
+        yield Situation(*rest)
+
+
+def is_in_use(now: Situation) -> bool:
+    """Whether its steps disturb the pods of a node that has been ready."""
+    return now.node is not None and not now.is_joining and disturbs_pods(now.steps)
 
 
 def test_pods_are_disturbed_only_on_a_node_that_is_cordoned_and_empty_and_has_its_turn() -> None:
     for now in situations():
         deed = next_deed(now).deed
-        if deed is Deed.APPLY and now.node and disturbs_pods(now.steps):
+        if deed is Deed.APPLY and is_in_use(now) and now.node:
             assert now.node.is_cordoned, now
             assert not now.pods, now
             assert now.turn.is_granted, now
@@ -50,7 +54,7 @@ def test_nothing_is_begun_without_a_turn_but_what_disturbs_nobody() -> None:
         deed = next_deed(now).deed
         assert deed not in (Deed.CORDON, Deed.DRAIN, Deed.REPLACE), now
         if deed is Deed.APPLY:
-            assert now.node is None or not disturbs_pods(now.steps), now
+            assert not is_in_use(now), now
 
 
 def test_an_instance_rests_only_as_a_ready_node_with_containerd_that_takes_pods() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import typer
 from winpod.cli.log_lines import start_logging
 from winpod.cluster.leading import unique_identity
 from winpod.cluster.operator import Operator, Place
+from winpod.instances.part import instances_part
 from winpod.node.access import SERVICE_ACCOUNT, read_kubeconfig, service_account_access
 
 _log = logging.getLogger("winpod")
@@ -61,11 +63,18 @@ def command(
     page_port: Annotated[
         int, typer.Option(metavar="PORT", help="Where the page is, on this machine's loopback.")
     ] = 8081,
+    payload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Make nodes of Windows Server instances, with the files in it; else, leave them.",
+        ),
+    ] = None,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Lines for people, or an object a line.")
     ] = LogFormat.TEXT,
 ) -> None:
-    """Look after a cluster's Windows nodes: RuntimeClasses, admission, and upgrades.
+    """Look after a cluster's Windows nodes: RuntimeClasses, admission, upgrades, and instances.
 
     Several may run at once: all of them answer, and one acts.
     """
@@ -80,7 +89,8 @@ def command(
         webhook_client_ca=webhook_client_ca,
         page_port=page_port,
     )
-    asyncio.run(_until_stopped(Operator(access, place)))
+    more = [partial(instances_part, payload)] if payload else []
+    asyncio.run(_until_stopped(Operator(access, place, more)))
 
 
 def _own_namespace() -> str:

@@ -35,6 +35,7 @@ from winpod.cluster.view import View
 from winpod.node.access import Access
 from winpod.node.agent import for_good
 from winpod.node.api import ApiServer
+from winpod.node.event_series import Event
 from winpod.windows.errors import Unavailable
 
 Part = tuple[str, Callable[[], Awaitable[None]]]
@@ -55,13 +56,27 @@ class Place:
     page_port: int = 8081
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What parts that are made elsewhere are made of."""
+
+    access: Access
+    api: ApiServer
+    place: Place
+    settings: LiveSettings
+    tell: Callable[[Event], None]
+    numbers: CollectorRegistry
+
+
 class Operator:
-    """`always` run in every replica, `when_leading` in the one that leads.
+    """`always` run in every replica, `when_leading` in the one that leads, with those of `more`.
 
     `routes` are at `port`, and the page is on loopback, at `page_port`.
     """
 
-    def __init__(self, access: Access, place: Place) -> None:
+    def __init__(
+        self, access: Access, place: Place, more: Iterable[Callable[[Shared], Part]] = ()
+    ) -> None:
         self._place = place
         self._api = ApiServer(access)
         self._settings = LiveSettings(self._api, place.namespace)
@@ -120,6 +135,8 @@ class Operator:
             ("classes and labels", self._classes.run),
             ("upgrades", self._upgrades.run),
         ]
+        shared = Shared(access, self._api, place, self._settings, self._tell, self._numbers)
+        self._when_leading += [make(shared) for make in more]
         self._routes: list[web.RouteDef] = [
             *health_routes(self._view, self._settings, self._leading),
             metrics_route(self._numbers),

@@ -33,7 +33,7 @@ class Telling:
         await self._events.run()
 
     def tell(self, event: Event) -> None:
-        api_version = _API_VERSIONS.get(event.subject.kind, "v1")
+        api_version = _API_VERSIONS.get(event.subject.kind, event.subject.api_version)
         message = shorten(event.message)
         subject = replace(event.subject, api_version=api_version)
         self._events.tell(replace(event, subject=subject, message=message))

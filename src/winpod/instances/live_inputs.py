@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from lightkube.models import core_v1 as v1
 
+from winpod.cluster.instance_settings import InstanceSettings
 from winpod.instances.inputs import (
     INSTANCES,
     KEY_ENTRY,
@@ -43,15 +44,13 @@ class LiveInputs:
         self,
         api: ApiServer,
         namespace: str,
-        machine_namespace: Callable[[], str],
-        machine_user: Callable[[], str],
+        settings: Callable[[], InstanceSettings],
         on_change: Callable[[], None],
     ) -> None:
         self.keys = Keys()
         self.key_problem = _missing_key(namespace)
         self._api = api
-        self._machine_namespace = machine_namespace
-        self._machine_user = machine_user
+        self._settings = settings
         self._namespace = namespace
         self._on_change = on_change
         self._entries: Entries | None = None
@@ -86,7 +85,7 @@ class LiveInputs:
 
     @property
     def entries(self) -> Entries:
-        machines = [asked_of(one, self._machine_user()) for one in self._machines.values()]
+        machines = [asked_of(one, self._settings().machine_user) for one in self._machines.values()]
         found = [one for one in machines if one]
         return without_doubles(self._entries or Entries(), found)
 
@@ -119,7 +118,9 @@ class LiveInputs:
     async def _follow_machines(self) -> None:
         """Only where the settings say where they are, and the cluster knows what they are."""
         machines = Machines(self._api)
-        while not (namespace := self._machine_namespace()) or not await _are_there(machines):
+        while not (namespace := self._settings().machine_namespace) or not await _are_there(
+            machines
+        ):
             self._machines_known.set()
             await asyncio.sleep(_LOOK_SECONDS)
         self._machines_known.clear()

@@ -12,7 +12,7 @@ from winpod.instances.desired import Desired
 from winpod.instances.difference import difference
 from winpod.instances.errors import InstanceUnfit
 from winpod.instances.next_deed import NodeNow, Situation, disturbs_pods
-from winpod.instances.nodes import node_now
+from winpod.instances.nodes import NodeObject, node_now
 from winpod.instances.reaching import PinnedKey, reach, retire_key
 from winpod.instances.removal import removal
 from winpod.instances.resource import Status, WindowsInstance
@@ -20,6 +20,7 @@ from winpod.instances.rolling import Turn
 from winpod.instances.state import State
 from winpod.instances.steps import Step
 from winpod.instances.stopping import CONTAINERD
+from winpod.instances.surveying import identify
 from winpod.instances.telling import (
     CONFIGURED,
     CONTAINERD_NOT_RUNNING,
@@ -38,6 +39,7 @@ class Seen:
     state: State
     desired: Desired
     steps: tuple[Step, ...]
+    subnet: str
     at: float
 
     @property
@@ -49,13 +51,16 @@ async def look(care: Care, instance: WindowsInstance) -> Seen:
     """What was found is in its status before anything is done about it, its host key first."""
     name, status = instance.name, instance.status
     keys, pinned = care.inputs.keys, PinnedKey(status.host_key)
-    desired = care.desired(instance)
     addresses = await care.addresses(instance)
     async with care.looks, reach(instance, keys, care.inputs.key_problem, pinned) as host:
+        first = await identify(host)
+        node = first.hostname.lower()
+        _refuse_taken(care, instance, node)
+        subnet = subnet_of(await care.nodes.get(node))
+        token = care.tokens.of(name).text
+        desired = care.wanted.desired(instance, first, token, subnet)
         state = await applying.read(host, desired)
         line = await retire_key(host, instance, keys, lambda *said: care.tell(instance, *said))
-    node = (desired.hostname or state.hostname).lower()
-    _refuse_taken(care, instance, node)
     steps = _steps(instance, state, desired)
     runs = state.runs(CONTAINERD)
     if not runs and status.phase == Phase.READY:
@@ -73,15 +78,22 @@ async def look(care: Care, instance: WindowsInstance) -> Seen:
         care.condition(status, CONFIGURED, not steps, done, summary(steps))
 
     await save(care, instance, change)
-    return Seen(state, desired, steps, time.monotonic())
+    return Seen(state, desired, steps, subnet, time.monotonic())
 
 
-async def situation(care: Care, instance: WindowsInstance, seen: Seen, beat: str) -> Situation:
+def subnet_of(node: NodeObject | None) -> str:
+    return node.spec.subnet if node else ""
+
+
+async def situation(
+    care: Care, instance: WindowsInstance, seen: Seen, found: NodeObject | None, beat: str
+) -> Situation:
     """`beat` is the last sign of life of a kubelet that was stopped since; a newer one counts."""
     status, is_machine = instance.status, bool(instance.spec.machine)
-    node = await _node(care, instance, beat)
+    node = await _node(care, instance, found, beat) if found else None
+    is_joining = bool(status.tokens) and not status.is_changing
     turn, hold, pods = Turn(False), "", 0
-    if node and not instance.is_leaving and disturbs_pods(seen.steps):
+    if node and not (instance.is_leaving or is_joining) and disturbs_pods(seen.steps):
         if is_machine and not status.is_changing:
             namespace = care.settings().machine_namespace
             hold = await care.machines.hold(namespace, instance.spec.machine)
@@ -98,15 +110,13 @@ async def situation(care: Care, instance: WindowsInstance, seen: Seen, beat: str
         is_machine,
         status.is_cordoned,
         hold,
+        is_joining,
     )
 
 
-async def _node(care: Care, instance: WindowsInstance, beat: str) -> NodeNow | None:
+async def _node(care: Care, instance: WindowsInstance, found: NodeObject, beat: str) -> NodeNow:
     """A Node that came after this instance was given a token for that name is its own."""
     status = instance.status
-    found = await care.nodes.get(status.node)
-    if found is None:
-        return None
     uid = found.metadata.uid
     is_own = uid == status.node_uid or bool(status.tokens)
     is_stale = bool(beat) and await care.nodes.beat(status.node) == beat

@@ -14,7 +14,7 @@ import time
 from winpod.instances.care import Care
 from winpod.instances.deeds import Case, Deeds, Late, set_phase
 from winpod.instances.errors import Unreachable
-from winpod.instances.looking import Seen, look, save, situation
+from winpod.instances.looking import Seen, look, save, situation, subnet_of
 from winpod.instances.next_deed import Deed, next_deed
 from winpod.instances.resource import Status, WindowsInstance
 from winpod.instances.telling import (
@@ -77,10 +77,12 @@ class LookingAfter:
         if instance.is_leaving and instance.spec.machine:
             await self._deeds.let_go(instance, "its Machine has gone, or goes")
             return _API_WAIT
-        seen = self._seen
-        if seen is None or seen.age > self._kept():
-            seen = self._seen = await look(self._care, instance)
-        now = await situation(self._care, instance, seen, self._deeds.beat)
+        care, seen = self._care, self._seen
+        node = await care.nodes.get(instance.status.node)
+        if seen is None or seen.age > self._kept() or seen.subnet != subnet_of(node):
+            seen = self._seen = await look(care, instance)
+            node = await care.nodes.get(instance.status.node)
+        now = await situation(care, instance, seen, node, self._deeds.beat)
         decision = next_deed(now)
         if decision.deed is not self._deed:
             self._deed, self._since = decision.deed, time.monotonic()

@@ -49,7 +49,7 @@ class Situation:
     """`steps` lead to what is wanted: a node, or, of one that is leaving, nothing of ours.
 
     `pods` have to go elsewhere before pods there are disturbed. `hold` is why its Machine cannot be
-    replaced now, if it is one and cannot.
+    replaced now, if it is one and cannot. One that is joining is a Node, but was never ready.
     """
 
     steps: tuple[Step, ...] = ()
@@ -60,6 +60,7 @@ class Situation:
     is_machine: bool = False
     is_cordoned_by_us: bool = False
     hold: str = ""
+    is_joining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ _GENTLE_FILES = frozenset((paths.BOOTSTRAP_KUBECONFIG, paths.VERSION))
 
 
 def _change(now: Situation) -> Decision:
-    if now.node is None or not disturbs_pods(now.steps):
+    if now.node is None or now.is_joining or not disturbs_pods(now.steps):
         return Decision(Deed.APPLY)
     if now.is_machine and now.hold:
         return Decision(Deed.WAIT, now.hold)

@@ -40,6 +40,7 @@ class _Metadata(DictMixin, rename="camel"):
 
 class _NodeSpec(DictMixin):
     unschedulable: bool = False
+    subnet: str = msgspec.field(default="", name="podCIDR")
 
 
 class _Condition(DictMixin):
