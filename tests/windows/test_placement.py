@@ -20,7 +20,8 @@ from tests.windows.fleet import (
     runtime_class,
     tolerate_os,
 )
-from winpod.windows import placement as placing
+from winpod.windows import alike
+from winpod.windows.alike import Group
 from winpod.windows.builds import Build, parse_build
 from winpod.windows.handlers import KNOWN
 from winpod.windows.isolation import Isolation, fits_host, guest_fits_host
@@ -29,7 +30,8 @@ from winpod.windows.objects import NodeTerm as Term
 from winpod.windows.placement import Cluster, default_nodes, intended_os, judge
 from winpod.windows.platforms import Image, Manifest, Platform
 from winpod.windows.reading import At
-from winpod.windows.scheduling import Room, admit, with_allocated
+from winpod.windows.room import Free, Room
+from winpod.windows.scheduling import admit, with_allocated
 from winpod.windows.verdicts import Cause, Outcome, Placement, Stage, Status
 
 APP_2019 = image("10.0.17763.805")
@@ -666,24 +668,46 @@ def test_grouping_changes_nothing(
         assert told == {r.cause for r in alone[name].reasons}
 
 
+@settings(max_examples=200)
+@given(pods(), pods(), fleets, st.lists(st.booleans(), min_size=5, max_size=5), images())
+def test_a_cluster_where_other_amounts_are_taken_places_as_a_new_one_does(
+    before: Pod, asked: Pod, fleet: list[Node], empties: list[bool], found: dict[str, Image]
+) -> None:
+    cluster = Cluster(fleet)
+    cluster.place(before, found)
+    cluster.place(asked, found)
+    changed = [
+        replace(one, allocated=() if empty else one.allocatable or ())
+        for one, empty in zip(fleet, empties, strict=False)
+    ]
+    now = cluster.with_taken(changed[::2])
+    fresh = Cluster((*changed[:1], *fleet[1:2], *changed[2:3], *fleet[3:4], *changed[4:]))
+    assert now.nodes == fresh.nodes
+    assert now.place(asked, found) == fresh.place(asked, found)
+    assert cluster.place(asked, found) == Cluster(fleet).place(asked, found)
+
+
 def test_what_a_cluster_remembers_of_pods_has_a_bound_and_forgetting_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(placing, "_MOST_KEPT", 3)
+    monkeypatch.setattr(alike, "MOST_KEPT", 3)
     labels = {f"zone{number}": "here" for number in range(10)}
     cluster = Cluster([node("a", "2019", labels=labels), node("b", "2022")])
     selectors = [{f"zone{number}": "here"} for number in range(10)]
     asked = [pod(node_selector=tuple(selector.items())) for selector in selectors] * 2
     assert {cluster.place(one, {"app": EVERY}).node for one in asked} == {"a"}
-    assert len(cluster._judged) == len(cluster._groups) == 3
+    assert len(cluster._judged) == 3
+    assert max(len(cluster.alike._groups), len(cluster._rooms)) <= 3
 
 
 def test_what_is_sorted_by_resources_has_a_bound() -> None:
-    room = Room([node("a", allocatable=amounts(cpu="4"))])
+    sized = [node("a", allocatable=amounts(cpu="4"))]
+    free = Free(sized)
+    room = Room(Group((0,), ("a",), sized[0]), free)
     for number in range(200):
         assert not room.split(amounts(**{f"example.test/{number}": "1"}))[0]
         assert room.split(amounts(cpu="4"))[0] == ("a",)
-    assert len(room._sorted) <= 50
+    assert max(len(room._sorted), len(free._amounts)) <= 50
 
 
 def test_labels_that_no_node_has_are_not_remembered() -> None:
@@ -691,7 +715,7 @@ def test_labels_that_no_node_has_are_not_remembered() -> None:
     for number in range(10):
         asked = pod(node_selector=((f"nowhere{number}", "x"),))
         assert cluster.place(asked, {"app": EVERY}).status is Status.CANNOT_RUN
-    assert len(cluster._groups) == 1
+    assert len(cluster.alike._groups) == 1
 
 
 @settings(max_examples=300)

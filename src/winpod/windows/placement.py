@@ -9,29 +9,27 @@ merely out of reach.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
 
+from winpod.windows.alike import Alike, Group, make_room
 from winpod.windows.builds import Build
 from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handlers
 from winpod.windows.objects import (
     ARCH_LABEL,
     BUILD_LABEL,
     OS_LABEL,
-    OSVERSION_LABEL,
     Node,
     Pod,
     RuntimeClass,
 )
 from winpod.windows.platforms import Manifest
 from winpod.windows.reading import Pairs
+from winpod.windows.room import Free, Room, room_on
 from winpod.windows.scheduling import (
     Admitted,
-    Room,
     admit,
-    has_room,
     is_out_of_reach,
-    lack_of_room,
     needs,
     scheduling_reasons,
 )
@@ -46,9 +44,11 @@ def judge(admitted: Admitted, node: Node, images: Images, handlers: Handlers = K
     """
     verdict = _judge_apart_from_room(admitted, node, images, handlers)
     wanted = needs(admitted.pod)
-    if is_out_of_reach(verdict.reasons) or has_room(node, wanted):
+    if is_out_of_reach(verdict.reasons):
         return verdict
-    return _with_lack(verdict, lack_of_room(wanted, [node]))
+    room = room_on(node)
+    _, short = room.split(wanted)
+    return _with_lack(verdict, room.lack(wanted, short)) if short else verdict
 
 
 def _judge_apart_from_room(
@@ -83,27 +83,15 @@ def _with_lack(verdict: Verdict, lack: tuple[Reason, ...]) -> Verdict:
     return replace(verdict, outcome=Outcome.BLOCKED, reasons=known + lack)
 
 
-_RULE_LABELS = frozenset(
-    (
-        OS_LABEL,
-        "beta.kubernetes.io/os",
-        ARCH_LABEL,
-        "beta.kubernetes.io/arch",
-        BUILD_LABEL,
-        OSVERSION_LABEL,
-    )
-)
-_BY_NAME = "metadata.name"
-_MOST_KEPT = 1000
-"""Pods, and sets of labels, that a cluster remembers; their authors choose how many there are."""
-
-
-_Judged = tuple[tuple[Verdict, ...], list[tuple[Verdict, Room]]]
+_Judged = tuple[tuple[Verdict, ...], list[tuple[Verdict, Group]]]
 """Verdicts on nodes out of reach, and on groups within reach, where room is still to be asked."""
 
 
 class Cluster:
-    """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once."""
+    """Nodes and RuntimeClasses, kept so that nodes which are alike to a pod are judged once.
+
+    `alike` is shared by clusters that differ only in what is taken on their nodes.
+    """
 
     def __init__(
         self,
@@ -114,9 +102,20 @@ class Cluster:
         self.nodes = tuple(nodes)
         self.handlers = handlers
         self.classes = {c.name: c for c in classes}
-        self._groups: dict[frozenset[str], tuple[Room, ...]] = {}
+        self.alike = Alike(self.nodes)
         self._judged: dict[object, _Judged] = {}
-        self._labels = frozenset(key for node in self.nodes for key, _ in node.labels) | {_BY_NAME}
+        self._free = Free(self.nodes)
+        self._rooms: dict[Group, Room] = {}
+
+    def with_taken(self, changed: Iterable[Node]) -> Cluster:
+        """The same cluster, where these nodes differ in what is taken on them, and in no more."""
+        by_name = {node.name: node for node in changed}
+        new = copy(self)
+        new.nodes = tuple(by_name.get(node.name, node) for node in self.nodes)
+        places = [place for place, node in enumerate(self.nodes) if node.name in by_name]
+        new._free = self._free.changed(new.nodes, places)
+        new._rooms = {}
+        return new
 
     def place(self, pod: Pod, images: Images) -> Placement:
         admitted, refusals = admit(pod, self.classes)
@@ -132,13 +131,15 @@ class Cluster:
         wanted = needs(admitted.pod)
         out_of_reach, reachable = self._judge(admitted, images)
         together: dict[Verdict, list[str]] = {}
-        for verdict, room in reachable:
+        for verdict, group in reachable:
+            room = self._room(group)
             enough, short = room.split(wanted)
             if enough:
                 together.setdefault(verdict, []).extend(enough)
             if short:
-                lacking = _with_lack(verdict, lack_of_room(wanted, short))
-                together.setdefault(lacking, []).extend(node.name for node in short)
+                lacking = _with_lack(verdict, room.lack(wanted, short))
+                names = (self.nodes[place].name for place in short)
+                together.setdefault(lacking, []).extend(names)
         within = tuple(replace(v, nodes=tuple(names)) for v, names in together.items())
         return within + out_of_reach
 
@@ -149,56 +150,23 @@ class Cluster:
         if key not in self._judged:
             far: dict[Verdict, list[str]] = {}
             reachable = []
-            for room in self._alike(_labels_read(pod)):
-                verdict = _judge_apart_from_room(admitted, room.nodes[0], images, self.handlers)
+            for group in self.alike.groups(pod):
+                verdict = _judge_apart_from_room(admitted, group.example, images, self.handlers)
                 verdict = replace(verdict, nodes=())
                 if is_out_of_reach(verdict.reasons):
-                    far.setdefault(verdict, []).extend(room.names)
+                    far.setdefault(verdict, []).extend(group.names)
                 else:
-                    reachable.append((verdict, room))
+                    reachable.append((verdict, group))
             out_of_reach = tuple(replace(v, nodes=tuple(names)) for v, names in far.items())
-            _make_room(self._judged)
+            make_room(self._judged)
             self._judged[key] = (out_of_reach, reachable)
         return self._judged[key]
 
-    def _alike(self, labels: frozenset[str]) -> tuple[Room, ...]:
-        """Groups of nodes that no rule tells apart but by their size."""
-        labels &= self._labels
-        if labels not in self._groups:
-            groups: dict[object, list[Node]] = {}
-            for node in self.nodes:
-                groups.setdefault(_shape(node, labels), []).append(node)
-            _make_room(self._groups)
-            self._groups[labels] = tuple(Room(nodes) for nodes in groups.values())
-        return self._groups[labels]
-
-
-def _make_room(kept: dict[Any, Any]) -> None:
-    """What was kept first is forgotten, and found out again by who needs it."""
-    while len(kept) >= _MOST_KEPT:
-        del kept[next(iter(kept))]
-
-
-def _shape(node: Node, labels: frozenset[str]) -> object:
-    return (
-        tuple(pair for pair in node.labels if pair[0] in labels),
-        node.name if _BY_NAME in labels else "",
-        node.taints,
-        node.unschedulable,
-        node.handlers,
-        node.runtime,
-        node.build,
-        node.os,
-        node.architecture,
-    )
-
-
-def _labels_read(pod: Pod) -> frozenset[str]:
-    terms = pod.affinity or ()
-    read = {key for key, _ in pod.node_selector} | {r.key for term in terms for r in term.labels}
-    if pod.node_name or any(term.fields for term in terms):
-        read.add(_BY_NAME)
-    return _RULE_LABELS | read
+    def _room(self, group: Group) -> Room:
+        if group not in self._rooms:
+            make_room(self._rooms)
+            self._rooms[group] = Room(group, self._free)
+        return self._rooms[group]
 
 
 def _status(pod: Pod, verdicts: Sequence[Verdict], refusals: Sequence[Reason]) -> Status:

@@ -5,21 +5,17 @@ Inter-pod affinity, topology spread and the node affinity of volumes are not loo
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 
 from winpod.windows.objects import Node, Pod, RuntimeClass, Taint, Toleration
-from winpod.windows.quantities import format_quantity
 from winpod.windows.reading import Amounts
 from winpod.windows.verdicts import Cause, Reason, Stage
 
 CORDON = Taint("node.kubernetes.io/unschedulable")
 ENDED_PHASES = ("Succeeded", "Failed")
 """A pod that has ended takes no room on its node."""
-_MOST_RESOURCES = 50
-"""By whose amounts nodes are kept sorted; pods may name any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,76 +148,3 @@ def with_allocated(nodes: Iterable[Node], pods: Iterable[Pod]) -> tuple[Node, ..
     return tuple(
         replace(node, allocated=tuple(sorted(taken.get(node.name, {}).items()))) for node in nodes
     )
-
-
-class Room:
-    """How much is free on each of some nodes, sorted, so that the short ones are found at once."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
-        self.names = tuple(node.name for node in nodes)
-        self._sorted: dict[str, tuple[list[Decimal], list[int]]] = {}
-
-    def split(self, wanted: Amounts) -> tuple[tuple[str, ...], tuple[Node, ...]]:
-        """The names of the nodes with room for all of it, and the nodes without."""
-        short: set[int] = set()
-        for resource, amount in wanted:
-            free, order = self._free(resource)
-            short.update(order[: bisect_left(free, amount)])
-        if not short:
-            return self.names, ()
-        enough = tuple(name for i, name in enumerate(self.names) if i not in short)
-        return enough, tuple(self.nodes[i] for i in sorted(short))
-
-    def _free(self, resource: str) -> tuple[list[Decimal], list[int]]:
-        """Amounts in rising order and whose they are; a node of unknown size is never short."""
-        if resource not in self._sorted:
-            if len(self._sorted) >= _MOST_RESOURCES:
-                self._sorted.clear()
-            pairs = sorted(
-                (_free(node, resource), i)
-                for i, node in enumerate(self.nodes)
-                if node.allocatable is not None and _counts(node, resource)
-            )
-            self._sorted[resource] = ([free for free, _ in pairs], [i for _, i in pairs])
-        return self._sorted[resource]
-
-
-def _counts(node: Node, resource: str) -> bool:
-    """A node that does not say how many pods it takes is not asked."""
-    return resource != "pods" or any(name == resource for name, _ in node.allocatable or ())
-
-
-def has_room(node: Node, wanted: Amounts) -> bool:
-    return bool(Room((node,)).split(wanted)[0])
-
-
-def lack_of_room(wanted: Amounts, nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    """What these nodes, none of which has room, are short of."""
-    emptied = [replace(node, allocated=()) for node in nodes]
-    waiting = any(has_room(node, wanted) for node in emptied)
-    reasons = []
-    for resource, amount in wanted:
-        if any(has_room(node, ((resource, amount),)) for node in nodes):
-            continue
-        free, size = max((_free(node, resource), _size(node, resource)) for node in nodes)
-        asked = format_quantity(resource, amount, rounding=ROUND_CEILING)
-        left = f"{format_quantity(resource, free)} of {format_quantity(resource, size)}"
-        sentence = f"{resource}: asks for {asked}; {left} is free"
-        reasons.append(_room_reason(sentence, resource, waiting))
-    return tuple(reasons) or (
-        _room_reason("each resource is free on some node, all of them on none", "", waiting),
-    )
-
-
-def _room_reason(sentence: str, resource: str, waiting: bool) -> Reason:
-    symptom = f"Insufficient {resource}" if resource else ""
-    return Reason(Cause.RESOURCES, Stage.SCHEDULE, sentence, symptom, resource, waiting)
-
-
-def _size(node: Node, resource: str) -> Decimal:
-    return dict(node.allocatable or ()).get(resource, Decimal(0))
-
-
-def _free(node: Node, resource: str) -> Decimal:
-    return _size(node, resource) - dict(node.allocated).get(resource, Decimal(0))
