@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from enum import StrEnum
@@ -73,7 +73,6 @@ class View:
         self._users: Counter[str] = Counter()
         self._cluster: Cluster | None = None
         self._built_at = float("-inf")
-        self._is_room_old = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -125,19 +124,24 @@ class View:
 
     def cluster(self) -> Cluster:
         """For placement. The same one until something changes."""
-        is_due = self._is_room_old and time.monotonic() >= self._built_at + self.rest_seconds
-        if self._cluster is None or is_due:
+        now = time.monotonic()
+        if self._cluster is None:
             self._cluster = Cluster(
-                self._taken.count_in(seen.node for seen in self._nodes.seen.values()),
+                map(self._taken.count_in, (seen.node for seen in self._nodes.seen.values())),
                 (seen.runtime_class for seen in self._classes.seen.values()),
             )
-            self._built_at, self._is_room_old = time.monotonic(), False
+        elif self._taken.stale and now >= self._built_at + self.rest_seconds:
+            stale = (self._nodes.seen.get(("", name)) for name in self._taken.stale)
+            counted = (self._taken.count_in(seen.node) for seen in stale if seen)
+            self._cluster = self._cluster.with_taken(counted)
+        else:
+            return self._cluster
+        self._taken.stale.clear()
+        self._built_at = now
         return self._cluster
 
     def _node_changed(self, old: SeenNode | None, new: SeenNode | None) -> None:
-        for seen in (old, new):
-            if seen:
-                self._taken.forget(seen.node.name)
+        del old, new
         self._cluster = None
         self._wake(Kind.NODE)
 
@@ -151,7 +155,6 @@ class View:
             if seen and not seen.has_ended:
                 self._use(seen.runtime_class, sign)
                 self._taken.add(seen, sign)
-        self._is_room_old = True
         self._wake(Kind.POD)
 
     def _use(self, runtime_class: str, sign: int) -> None:
@@ -216,11 +219,11 @@ def _key(obj: DictMixin) -> tuple[str, str]:
 
 
 class _Taken:
-    """What the pods of each node take, kept up pod by pod."""
+    """What the pods of each node take, kept up pod by pod; `stale` are nodes where that changed."""
 
     def __init__(self) -> None:
+        self.stale: set[str] = set()
         self._sums: dict[str, dict[str, Decimal]] = {}
-        self._counted: dict[str, Node] = {}
 
     def add(self, pod: SeenPod, sign: int) -> None:
         if not pod.node:
@@ -230,16 +233,11 @@ class _Taken:
             sums[resource] = sums.get(resource, Decimal(0)) + sign * amount
         if not sums["pods"]:
             del self._sums[pod.node]
-        self.forget(pod.node)
+        self.stale.add(pod.node)
 
-    def forget(self, node: str) -> None:
-        self._counted.pop(node, None)
-
-    def count_in(self, nodes: Iterable[Node]) -> Iterable[Node]:
-        for node in nodes:
-            counted = self._counted.get(node.name)
-            if counted is None:
-                sums = self._sums.get(node.name, {})
-                taken = tuple(sorted((key, amount) for key, amount in sums.items() if amount))
-                counted = self._counted[node.name] = replace(node, allocated=taken)
-            yield counted
+    def count_in(self, node: Node) -> Node:
+        sums = self._sums.get(node.name)
+        if not sums:
+            return node
+        taken = tuple(sorted((key, amount) for key, amount in sums.items() if amount))
+        return replace(node, allocated=taken)

@@ -15,6 +15,7 @@ from winpod.cluster.admission.nodes_to_come import nodes_to_come
 from winpod.cluster.classes import desired_classes
 from winpod.cluster.node_labels import HANDLER_PREFIX
 from winpod.cluster.settings import Settings
+from winpod.windows.alike import Alike
 from winpod.windows.builds import Build
 from winpod.windows.handlers import PROCESS
 from winpod.windows.isolation import Isolation
@@ -161,17 +162,17 @@ def _nodes(pod: Pod, met: Circumstances, images: Images) -> Iterable[Choice]:
         yield Choice(selecting, placement, node_selector=selector, tolerations=tolerations)
 
 
-_offers: WeakKeyDictionary[Cluster, tuple[Settings, tuple[RuntimeClass, ...]]] = WeakKeyDictionary()
+_offers: WeakKeyDictionary[Alike, tuple[Settings, tuple[RuntimeClass, ...]]] = WeakKeyDictionary()
 
 
 def _offered(cluster: Cluster, settings: Settings) -> tuple[RuntimeClass, ...]:
-    """Found once for all pods that come while the cluster does not change."""
-    known_for, offered = _offers.get(cluster, (None, ()))
+    """Found once for all pods that come while no node changes but in what is taken on it."""
+    known_for, offered = _offers.get(cluster.alike, (None, ()))
     if known_for != settings:
         wanted = desired_classes(cluster.nodes, replace(settings, classes=True))
         classes = (one.runtime_class for one in wanted)
         offered = tuple(one for one in classes if one.handler == PROCESS.name)
-        _offers[cluster] = (settings, offered)
+        _offers[cluster.alike] = (settings, offered)
     return offered
 
 

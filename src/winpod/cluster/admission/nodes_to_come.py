@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from weakref import WeakKeyDictionary
 
+from winpod.windows.alike import Alike
 from winpod.windows.builds import parse_version
 from winpod.windows.objects import (
     ARCH_LABEL,
@@ -80,14 +81,14 @@ def _suggested(requirement: Requirement) -> Sequence[str]:
     return ()
 
 
-_names: WeakKeyDictionary[Cluster, frozenset[str]] = WeakKeyDictionary()
+_names: WeakKeyDictionary[Alike, frozenset[str]] = WeakKeyDictionary()
 
 
 def _new(names: Iterable[str], cluster: Cluster) -> Iterator[str]:
     """Those that no node has."""
     for name in names:
-        if cluster not in _names:
+        if cluster.alike not in _names:
             hosts = (node.label(HOSTNAME_LABEL) or "" for node in cluster.nodes)
-            _names[cluster] = frozenset((*hosts, *(node.name for node in cluster.nodes)))
-        if name not in _names[cluster]:
+            _names[cluster.alike] = frozenset((*hosts, *(node.name for node in cluster.nodes)))
+        if name not in _names[cluster.alike]:
             yield name
