@@ -8,10 +8,11 @@ from tests.instances.test_payload import GO_BUILD, program
 from winpod.images.layout import write_image
 from winpod.images.pack import Settings, pack, read_content
 from winpod.instances.errors import BadPayload
-from winpod.instances.payload import make_payload
-from winpod.instances.payload_image import pull_payload
+from winpod.instances.payload import make_payload, read_payload
+from winpod.instances.payload_image import fetch_payload
 from winpod.instances.programs import REQUIRED
 from winpod.windows.builds import DEFAULT_HOST
+from winpod.windows.errors import InvalidInput
 
 
 def packed(directory: Path, tmp_path: Path) -> str:
@@ -32,13 +33,21 @@ def directory(tmp_path: Path) -> Path:
 
 async def test_an_image_of_a_payload_is_that_payload(directory: Path, tmp_path: Path) -> None:
     made = make_payload(directory, "6.0.0")
-    found = await pull_payload(packed(directory, tmp_path), tmp_path / "store")
+    target = tmp_path / "new"
+    found = await fetch_payload(packed(directory, tmp_path), target, tmp_path / "store")
+    assert found == read_payload(target)
     assert (found.version, found.containerd) == (made.version, made.containerd)
     assert {name: file.sha256 for name, file in found.files.items()} == {
         name: file.sha256 for name, file in made.files.items()
     }
 
 
+async def test_a_payload_is_not_mixed_with_another(directory: Path, tmp_path: Path) -> None:
+    make_payload(directory, "6.0.0")
+    with pytest.raises(InvalidInput, match="has a payload already"):
+        await fetch_payload(packed(directory, tmp_path), directory, tmp_path / "store")
+
+
 async def test_an_image_without_a_list_is_no_payload(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BadPayload, match=r"has no payload\.toml in it"):
-        await pull_payload(packed(directory, tmp_path), tmp_path / "store")
+        await fetch_payload(packed(directory, tmp_path), tmp_path / "new", tmp_path / "store")
