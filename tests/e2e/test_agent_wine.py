@@ -407,6 +407,17 @@ async def test_processes_are_listed_with_their_use(shell: Shell) -> None:
         assert sum(one.user_seconds + one.kernel_seconds for one in found.values()) > 0
 
 
+def has_read_fonts(shell: Shell) -> bool:
+    """What it has learned from reading them, it keeps."""
+    return Path(f"/proc/{shell.pids()[0]}/root/root/.cache/fontconfig").exists()
+
+
+async def test_a_boot_serves_no_devices_and_reads_no_fonts(shell: Shell) -> None:
+    names = [one.name for one in await shell.agent.processes()]
+    assert names.count("winedevice.exe") == 1
+    assert not has_read_fonts(shell)
+
+
 async def test_no_frame_however_broken_ends_the_agent(shell: Shell) -> None:
     chance = random.Random(4)
     whole = {

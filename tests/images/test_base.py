@@ -40,6 +40,7 @@ from winpod.windows.errors import NotFound, PermissionDenied
 
 REGISTRY = "WINE REGISTRY Version 2\n;; All keys relative to {root}\n\n#arch=win64\n\n"
 SERVICE = '[System\\\\CurrentControlSet\\\\Services\\\\{name}] 1\n"Start"=dword:00000002\n\n'
+DEVICE = '[System\\\\CurrentControlSet\\\\Enum\\\\ROOT\\\\WINE\\\\WINEBUS] 1\n"Service"="winebus"\n'
 
 
 def write(path: Path, content: str | bytes = b"") -> Path:
@@ -51,7 +52,7 @@ def write(path: Path, content: str | bytes = b"") -> Path:
 def make_prefix(prefix: Path) -> Path:
     """The parts of a prefix as Wine leaves it."""
     services = "".join(SERVICE.format(name=name) for name in ("PlugPlay", "RpcSs"))
-    write(prefix / "system.reg", REGISTRY.format(root="Machine") + services)
+    write(prefix / "system.reg", REGISTRY.format(root="Machine") + services + DEVICE)
     write(prefix / "user.reg", REGISTRY.format(root="User"))
     write(prefix / "userdef.reg", REGISTRY.format(root="User\\\\.Default"))
     (prefix / "dosdevices").mkdir()
@@ -273,6 +274,9 @@ def test_a_prefix_is_settled(tmp_path: Path) -> None:
     assert registry.system.value(rf"{services}\PlugPlay", "Start") == Value.dword(4)
     assert registry.system.value(rf"{services}\RpcSs", "Start") == Value.dword(2)
     assert not registry.system.has_key(rf"{services}\{SERVICES_OFF[0]}")
+    devices = r"System\CurrentControlSet\Enum\ROOT"
+    assert not registry.system.has_key(rf"{devices}\WINE")
+    assert registry.system.has_key(devices)
     for user in (registry.user, registry.default_user):
         assert user.value(r"Software\Wine\Drivers", "Graphics") == Value.text("null")
     debugger = r"Software\Microsoft\Windows NT\CurrentVersion\AeDebug"

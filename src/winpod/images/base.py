@@ -220,6 +220,7 @@ def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress
         packages = unpack_packages(rootfs, mirrors, with_32bit=with_32bit)
         progress(LIBRARIES)
         base_slim.complete_tree(rootfs)
+        base_slim.cache_fonts(rootfs, prefix, work)
         base_slim.keep_only_needed(rootfs, prefix, work)
         progress(DEBUGGING)
         base_slim.strip_windows_files(rootfs)

@@ -17,6 +17,7 @@ from winpod.images.base_recipe import (
     ABSENT,
     HOSTS,
     MACHINE_VALUES,
+    MADE_UP_DEVICES,
     OWN_PROGRAMS,
     SERVICES_OFF,
     USER_VALUES,
@@ -73,12 +74,14 @@ def make_prefix(rootfs: Path, prefix: Path, workspace: Path) -> None:
 
 
 def settle_prefix(prefix: Path) -> None:
-    """Leaves only what containers share: no service nobody needs, no drive but C:, no updates."""
+    """Leaves only what containers share: no service or device, no drive but C:, no updates."""
     registry = WineRegistry.read(prefix)
     for service in SERVICES_OFF:
         key = rf"System\CurrentControlSet\Services\{service}"
         if registry.system.has_key(key):
             registry.system.set(key, {"Start": Value.dword(_DISABLED)})
+    for devices in MADE_UP_DEVICES:
+        registry.system.remove_key(devices)
     _set_texts(registry.system, MACHINE_VALUES)
     for user in (registry.user, registry.default_user):
         _set_texts(user, USER_VALUES)

@@ -38,6 +38,9 @@ OF_THE_CONTAINER = {
 HOSTS = "127.0.0.1 localhost\r\n::1 localhost\r\n"
 """The hosts file. Windows knows localhost without one; Wine knows only what is written."""
 
+FONT_CACHE = "var/cache/fontconfig"
+"""What is known of the fonts, so that not every boot has to read them."""
+
 PLACES = ("proc", "sys", "run", "tmp", "root", "dev", "prefix", "winpod")
 """Directories for what a container mounts; the tree itself is read-only to it."""
 
@@ -94,6 +97,11 @@ SERVICES_OFF = (
     "wuauserv",
 )
 """Services that serve devices no container has, or that Wine only pretends to have."""
+
+MADE_UP_DEVICES = tuple(
+    rf"System\CurrentControlSet\Enum\{bus}" for bus in (r"ROOT\WINE", "WINEBUS", "HID")
+)
+"""Devices that Wine makes up. Each boot starts their services, even those that are off."""
 
 MACHINE_VALUES = {
     r"Software\Microsoft\Windows NT\CurrentVersion\AeDebug": {"Debugger": ""},

@@ -19,6 +19,7 @@ from winpod.images.base_container import run_contained
 from winpod.images.base_errors import BaseFailed
 from winpod.images.base_recipe import (
     ACCOUNTS,
+    FONT_CACHE,
     KEPT,
     LIBRARIES,
     LOADED_LIBRARIES,
@@ -58,6 +59,19 @@ def complete_tree(rootfs: Path) -> None:
             shutil.copy2(rootfs / library, rootfs / WINE / folder)
 
 
+def cache_fonts(rootfs: Path, prefix: Path, workspace: Path) -> None:
+    """As Debian does on installation; the container may write to the prefix only."""
+    place = prefix / "fontconfig"
+    place.mkdir()
+    where = {"XDG_CACHE_HOME": "/prefix"}
+    command = ["/usr/bin/fc-cache"]
+    done = run_contained(rootfs, prefix, command, workspace, seconds=60, environment=where)
+    if done.code != 0:
+        raise BaseFailed(f"The base's fonts cannot be listed: {done.output[-500:]}")
+    shutil.copytree(place, rootfs / FONT_CACHE, dirs_exist_ok=True)
+    shutil.rmtree(place)
+
+
 def keep_only_needed(rootfs: Path, prefix: Path, workspace: Path) -> None:
     """Everything goes that is neither in the table nor needed by what is."""
     for name in UNUSED_MODULES:
@@ -72,7 +86,7 @@ def keep_only_needed(rootfs: Path, prefix: Path, workspace: Path) -> None:
         {rootfs / "etc" / name for name in ("passwd", "group", "nsswitch.conf", *OF_THE_CONTAINER)},
         tuple(rootfs / path for path in KEPT),
     )
-    shutil.rmtree(rootfs / "var")
+    _prune(rootfs / "var", set(), (rootfs / FONT_CACHE,))
     for entry in (rootfs / "dev").iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
