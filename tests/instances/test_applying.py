@@ -180,9 +180,9 @@ async def test_a_run_that_is_cancelled_leaves_no_half_file(tmp_path: Path) -> No
         await apply(host, replace(DESIRED, files=(), services=(), images=()), print)
         source = tmp_path / "large"
         with source.open("wb") as file:
-            file.truncate(40 << 20)
+            file.truncate(8 << 20)
         large = replace(
-            DESIRED.files[0], source=source, content=None, sha256="0" * 64, size=40 << 20
+            DESIRED.files[0], source=source, content=None, sha256="0" * 64, size=8 << 20
         )
         desired = replace(DESIRED, files=(large,), services=(), images=())
         running = asyncio.create_task(apply(host, desired, print))

@@ -40,11 +40,11 @@ async def read(host: Host, desired: Desired) -> State:
 
 async def plan(host: Host, desired: Desired) -> tuple[Step, ...]:
     """What `apply` would do now."""
-    return _steps(host, difference, await read(host, desired), desired)
+    return steps_of(host, difference, await read(host, desired), desired)
 
 
 async def plan_removal(host: Host, desired: Desired) -> tuple[Step, ...]:
-    return _steps(host, removal, await read(host, desired), desired)
+    return steps_of(host, removal, await read(host, desired), desired)
 
 
 async def apply(host: Host, desired: Desired, tell: Tell) -> State:
@@ -57,12 +57,12 @@ async def remove(host: Host, desired: Desired, tell: Tell) -> State:
     return await _converge(host, desired, tell, removal)
 
 
-async def _converge(host: Host, desired: Desired, tell: Tell, steps_of: Steps) -> State:
+async def _converge(host: Host, desired: Desired, tell: Tell, rules: Steps) -> State:
     await host.sweep()
     done: dict[tuple[Do, str], int] = {}
     while True:
         state = await read(host, desired)
-        steps = _steps(host, steps_of, state, desired)
+        steps = steps_of(host, rules, state, desired)
         if not steps:
             return state
         while steps:
@@ -73,15 +73,15 @@ async def _converge(host: Host, desired: Desired, tell: Tell, steps_of: Steps) -
             tell(str(first))
             said = await act(Deed(host, desired, first, tell))
             state = await survey_parts(host, state, _changed_by(first, desired))
-            steps = _steps(host, steps_of, state, desired)
+            steps = steps_of(host, rules, state, desired)
             again = next((step for step in steps if _key(step) == _key(first)), None)
             if again:
                 raise await _failed(host, desired, first, again, said)
 
 
-def _steps(host: Host, steps_of: Steps, state: State, desired: Desired) -> tuple[Step, ...]:
+def steps_of(host: Host, rules: Steps, state: State, desired: Desired) -> tuple[Step, ...]:
     try:
-        return steps_of(state, desired)
+        return rules(state, desired)
     except WinpodError as error:
         error.sentence = f"{host.name}: {error.sentence}"
         raise

@@ -28,6 +28,7 @@ from winpod.windows.errors import WinpodError
 
 LOG_BYTES = 8 << 20
 SERVICES = (CONTAINERD, KUBELET, KUBE_PROXY, HYBRID_OVERLAY, CSI_PROXY, EXPORTER, *DOCKER)
+QUESTION = Question((), (), SERVICES, ("Containers", "Microsoft-Hyper-V"))
 LOGS = (
     paths.CONTAINERD_LOGS,
     paths.KUBELET_LOGS,
@@ -100,7 +101,7 @@ async def _pieces(host: Host, missing: list[str], tell: Tell) -> AsyncIterator[t
 
 
 async def _state(host: Host) -> str:
-    state = await survey(host, Question((), (), SERVICES, ("Containers", "Microsoft-Hyper-V")))
+    state = await survey(host, QUESTION)
     return json.dumps(dataclasses.asdict(state), indent=2, default=_plain) + "\n"
 
 

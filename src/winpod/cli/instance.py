@@ -1,0 +1,299 @@
+"""`winpod instance`: Windows Server machines made into nodes, from a laptop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import asyncssh
+import typer
+
+from winpod.cli.instance_options import (
+    Address,
+    AtOnce,
+    Instances,
+    Key,
+    PayloadDirectory,
+    Port,
+    SettingsFile,
+    User,
+    Yes,
+    read_asked,
+    read_file,
+)
+from winpod.cli.instance_print import (
+    print_failures,
+    print_files,
+    print_plans,
+    print_states,
+    telling,
+)
+from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
+from winpod.cli.runtimeclass import read_settings_file
+from winpod.cluster.instance_settings import InstanceSettings
+from winpod.instances import applying
+from winpod.instances.blueprint import everything_of_ours
+from winpod.instances.by_hand import ByHand, Queue, Wish
+from winpod.instances.gathering import QUESTION, gather
+from winpod.instances.host_keys import KeysInFile
+from winpod.instances.hosting_cluster import joined_cluster
+from winpod.instances.inputs import Asked, Entries
+from winpod.instances.login import PORT, Login, read_key
+from winpod.instances.payload import LIST, Payload, make_payload, read_payload
+from winpod.instances.several import AT_ONCE, Outcome, for_each
+from winpod.instances.ssh import Host
+from winpod.instances.state import State
+from winpod.instances.steps import Step
+from winpod.instances.surveying import survey
+from winpod.node.access import read_kubeconfig
+from winpod.windows.errors import InvalidInput, NotFound
+
+R = TypeVar("R")
+app = typer.Typer(help="Make nodes of Windows Server machines, over SSH.")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The instances that a command is about, and how they are opened."""
+
+    entries: Entries
+    key: asyncssh.SSHKey
+    at_once: int
+
+    async def each(self, work: Callable[[Host], Awaitable[R]]) -> list[Outcome[R]]:
+        """Work on all of them; a bad entry is one of those that failed."""
+        keys = KeysInFile()
+
+        async def one(asked: Asked) -> R:
+            login = Login(asked.name, asked.address, asked.username, asked.port)
+            async with Host(login, self.key, keys) as host:
+                return await work(host)
+
+        done = await for_each(self.entries.asked, lambda asked: asked.name, one, self.at_once)
+        for bad in self.entries.bad:
+            done.append(Outcome(bad.key, failure=InvalidInput(bad.problem)))
+        return done
+
+
+@app.callback()
+def _group() -> None:
+    """Make nodes of Windows Server machines, over SSH."""
+
+
+@app.command("plan")
+def plan(
+    key: Key,
+    payload: PayloadDirectory,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    kubeconfig: Kubeconfig = None,
+    config: SettingsFile = None,
+    at_once: AtOnce = AT_ONCE,
+    output: Output = Format.TEXT,
+) -> None:
+    """Read instances, and print the steps that would make them nodes; nothing is changed.
+
+    Exit code: 0 all of them were read, 1 one could not be, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    settings, files = _settings(config), read_payload(payload)
+    outcomes = asyncio.run(_plan(reached, kubeconfig, settings, files))
+    print_plans(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
+
+
+@app.command("apply")
+def apply(
+    key: Key,
+    payload: PayloadDirectory,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    kubeconfig: Kubeconfig = None,
+    config: SettingsFile = None,
+    at_once: AtOnce = AT_ONCE,
+    output: Output = Format.TEXT,
+) -> None:
+    """Make nodes of instances, and keep at it until each is ready; what is told goes to stderr.
+
+    Those that are nodes already are cordoned and drained before pods are disturbed, as many at a
+    time as the settings say. Stopped at any point, the same command goes on.
+
+    Exit code: 0 all are ready, 1 one failed, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    settings, files = _settings(config), read_payload(payload)
+    outcomes = asyncio.run(_change(reached, kubeconfig, settings, files))
+    print_states(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
+
+
+@app.command("status")
+def status(
+    key: Key,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    at_once: AtOnce = AT_ONCE,
+    output: Output = Format.TEXT,
+) -> None:
+    """Read instances, and print what runs on them.
+
+    Exit code: 0 all of them were read, 1 one could not be, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    outcomes = asyncio.run(reached.each(lambda host: survey(host, QUESTION)))
+    print_states(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
+
+
+@app.command("remove")
+def remove(
+    key: Key,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    kubeconfig: Kubeconfig = None,
+    keep_node: Annotated[
+        bool, typer.Option("--keep-node", help="Ask no cluster: drain nothing, delete no Node.")
+    ] = False,
+    config: SettingsFile = None,
+    at_once: AtOnce = AT_ONCE,
+    yes: Yes = False,
+    output: Output = Format.TEXT,
+) -> None:
+    """Drain instances, take everything of ours off them, and delete their Nodes.
+
+    Docker, and what else is not ours, stays.
+
+    Exit code: 0 nothing of ours is left, 1 one failed, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    settings = _settings(config)
+    if not yes:
+        _confirm(f"Remove {', '.join(asked.name for asked in reached.entries.asked)}")
+    if keep_node:
+        ours = everything_of_ours(settings)
+        outcomes = asyncio.run(
+            reached.each(lambda host: applying.remove(host, ours, telling(host.name)))
+        )
+    else:
+        outcomes = asyncio.run(_change(reached, kubeconfig, settings, None))
+    print_states(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
+
+
+@app.command("gather")
+def gather_logs(
+    key: Key,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="Where the archives go.")
+    ] = Path(),
+    at_once: AtOnce = AT_ONCE,
+    output: Output = Format.TEXT,
+) -> None:
+    """Collect logs, events, configuration and state of instances, an archive for each.
+
+    Keys and kubeconfigs are not in it, and what looks like a secret is left out of the rest.
+
+    Exit code: 0 every instance has an archive, 1 one has none, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    if not directory.is_dir():
+        raise NotFound(f"{directory} is no directory.", "Make it first.")
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    outcomes = asyncio.run(
+        reached.each(
+            lambda host: gather(
+                host, directory / f"winpod-{host.name}-{when}.tar.gz", telling(host.name)
+            )
+        )
+    )
+    print_files(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
+
+
+@app.command("trust")
+def trust(
+    names: Annotated[
+        list[str], typer.Argument(metavar="ADDRESS...", help="Instances that were made anew.")
+    ],
+) -> None:
+    """Forget the host keys of instances: who answers there next is trusted, and pinned anew."""
+    keys = KeysInFile()
+    for name in names:
+        if keys.forget(name.lower()) is None:
+            raise NotFound(f"no host key of {name} is known in {keys.file}.")
+        print(f"{name}: its host key is forgotten")
+
+
+@app.command("payload")
+def payload_list(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the programs are.")],
+    version: Annotated[
+        str,
+        typer.Option("--version", metavar="VERSION", help="What this payload is called: 1.2.0."),
+    ],
+    containerd: Annotated[
+        str,
+        typer.Option("--containerd", metavar="VERSION", help="That of containerd.exe, if untold."),
+    ] = "",
+) -> None:
+    """List the programs in a directory with their SHA256, so that instances can get them.
+
+    Nothing is downloaded: put containerd, kubelet and the others there first.
+    """
+    made = make_payload(directory, version, containerd)
+    for name, file in sorted(made.files.items()):
+        print(f"{file.sha256}  {name}")
+    print(f"{directory / LIST}: version {made.version}, containerd {made.containerd}")
+
+
+async def _plan(
+    reached: Reached, kubeconfig: Path | None, settings: InstanceSettings, payload: Payload
+) -> list[Outcome[tuple[Step, ...]]]:
+    access = read_kubeconfig(kubeconfig or usual_kubeconfig())
+    async with joined_cluster(access, settings.api_server) as cluster:
+        wish = Wish(cluster, settings, payload, Queue(settings.at_most))
+        return await reached.each(lambda host: ByHand(host, wish, telling(host.name)).plan())
+
+
+async def _change(
+    reached: Reached, kubeconfig: Path | None, settings: InstanceSettings, payload: Payload | None
+) -> list[Outcome[State]]:
+    access = read_kubeconfig(kubeconfig or usual_kubeconfig())
+    async with joined_cluster(access, settings.api_server) as cluster:
+        wish = Wish(cluster, settings, payload, Queue(settings.at_most))
+        return await reached.each(lambda host: ByHand(host, wish, telling(host.name)).run())
+
+
+def _reached(
+    address: str, user: str, port: int, instances: Path | None, key: Path, at_once: int
+) -> Reached:
+    entries = read_asked(address, user, port, instances)
+    return Reached(entries, read_key(read_file(key, "the private key")), at_once)
+
+
+def _settings(config: Path | None) -> InstanceSettings:
+    return read_settings_file(config).instances
+
+
+def _confirm(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{what}? Nobody is there to answer.", "Give --yes.")
+    if not typer.confirm(f"{what}?", err=True):
+        raise typer.Exit(1)
