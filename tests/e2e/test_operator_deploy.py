@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.helm import (
     CHART,
-    CRD_FILE,
+    CRDS,
     MANIFESTS,
     NAMESPACE,
     RELEASE,
@@ -23,7 +23,7 @@ from tests.e2e.node_process import found
 
 from winpod import __version__
 from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
-from winpod.cluster.upgrade.resource import CRD, GROUP, PLURAL
+from winpod.cluster.upgrade.resource import GROUP, PLURAL
 
 CHOICES = {
     "defaults": (),
@@ -38,6 +38,8 @@ CHOICES = {
         *("--set", "tolerations[0].operator=Exists,settings.page.authenticated=true"),
         *("--set", "webhook.clientAuthority=api-servers,webhook.networkPolicy.enabled=true"),
         *("--set", "webhook.networkPolicy.from[0].ipBlock.cidr=192.0.2.0/28"),
+        *("--set", "instances.enabled=true,instances.payload.image.reference=payload:1"),
+        *("--set", "settings.instances.machineNamespace=winpod-system"),
     ),
 }
 
@@ -57,7 +59,8 @@ def test_the_manifests_are_the_chart_with_its_defaults(tmp_path: Path) -> None:
     """`make manifests` writes them anew."""
     written = {file.name: file.read_text() for file in sorted(MANIFESTS.glob("*.yaml"))}
     assert written == plain_manifests(tmp_path)
-    assert CRD_FILE.read_text() == as_yaml(CRD)
+    for file, crd in CRDS.items():
+        assert file.read_text() == as_yaml(crd)
 
 
 def test_helm_finds_nothing_wrong_with_the_chart_and_its_version_is_the_program_s(
@@ -136,6 +139,19 @@ def test_the_authority_of_the_webhook_s_clients_is_mounted_where_it_is_read(
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["webhook-clients"]["configMap"] == {"name": "api-servers"}
     assert f"--webhook-client-ca={mounts['webhook-clients']}/ca.crt" in operator["args"]
+
+
+def test_instances_need_a_payload_which_is_mounted_where_it_is_read(tmp_path: Path) -> None:
+    chosen = "instances.enabled=true"
+    with pytest.raises(HelmFailed, match="name the volume with the files to install"):
+        rendered(tmp_path, "--set", chosen)
+    volume = "instances.payload.persistentVolumeClaim.claimName=files"
+    pod = named(objects(rendered(tmp_path, "--set", f"{chosen},{volume}")), "Deployment")["spec"]
+    spec = pod["template"]["spec"]
+    (operator,) = spec["containers"]
+    (place,) = [one for one in operator["volumeMounts"] if one["name"] == "payload"]
+    assert f"--payload={place['mountPath']}" in operator["args"]
+    assert {"name": "payload", "persistentVolumeClaim": {"claimName": "files"}} in spec["volumes"]
 
 
 def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(

@@ -79,6 +79,7 @@ def command(
     Several may run at once: all of them answer, and one acts.
     """
     start_logging(as_json=log_format is LogFormat.JSON)
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
     access = read_kubeconfig(kubeconfig) if kubeconfig else service_account_access()
     place = Place(
         namespace=namespace or _own_namespace(),

@@ -74,7 +74,7 @@ class Metadata(DictMixin, rename="camel", omit_defaults=True):
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class WindowsInstance(DictMixin, rename="camel"):
+class WindowsInstance(DictMixin, rename="camel", omit_defaults=False):
     metadata: Metadata
     spec: Spec
     status: Status = msgspec.field(default_factory=Status)

@@ -11,11 +11,16 @@ from tests.e2e import go_build
 from tests.e2e.controlplane.build import kubernetes_version
 from tests.e2e.go_build import GoModule, Say
 
+from winpod.cluster.upgrade.resource import CRD as UPGRADES
+from winpod.instances.resource import CRD as INSTANCES
+
 SOURCE = Path(__file__).parent
 DEPLOY = SOURCE.parents[2] / "deploy"
 CHART = DEPLOY / "chart" / "winpod-operator"
 MANIFESTS = DEPLOY / "manifests"
-CRD_FILE = CHART / "crds" / "windowsupgrades.yaml"
+CRDS = {
+    CHART / "crds" / f"{crd['spec']['names']['plural']}.yaml": crd for crd in (UPGRADES, INSTANCES)
+}
 RELEASE, NAMESPACE = "winpod-operator", "winpod-system"
 _CRDS = "00-crds.yaml"
 _NAMESPACE_FILE = "01-namespace.yaml"
@@ -62,7 +67,8 @@ def plain_manifests(home: Path) -> dict[str, str]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     metadata = {"name": NAMESPACE, "labels": labels}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
-    files = {_CRDS: CRD_FILE.read_text(), _NAMESPACE_FILE: as_yaml(namespace)}
+    crds = "---\n".join(file.read_text() for file in CRDS)
+    files = {_CRDS: crds, _NAMESPACE_FILE: as_yaml(namespace)}
     for document in rendered(home).split("\n---\n"):
         source, _, text = document.removeprefix("---\n").partition("\n")
         name = f"10-{Path(source).name}"

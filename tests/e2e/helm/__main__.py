@@ -1,14 +1,13 @@
-"""Writes the chart's CRD anew from the operator's, and `deploy/manifests` from the chart."""
+"""Writes the chart's CRDs anew from the operator's, and `deploy/manifests` from the chart."""
 
 import tempfile
 from pathlib import Path
 
-from tests.e2e.helm import CRD_FILE, MANIFESTS, as_yaml, plain_manifests
-
-from winpod.cluster.upgrade.resource import CRD
+from tests.e2e.helm import CRDS, MANIFESTS, as_yaml, plain_manifests
 
 if __name__ == "__main__":
-    CRD_FILE.write_text(as_yaml(CRD))
+    for file, crd in CRDS.items():
+        file.write_text(as_yaml(crd))
     with tempfile.TemporaryDirectory() as home:
         wanted = plain_manifests(Path(home))
     MANIFESTS.mkdir(exist_ok=True)
