@@ -72,6 +72,8 @@ class View:
         self._taken = _Taken()
         self._users: Counter[str] = Counter()
         self._cluster: Cluster | None = None
+        self._changed: set[str] = set()
+        """Nodes that have changed since the cluster was put together."""
         self._built_at = float("-inf")
 
     async def run(self) -> None:
@@ -130,19 +132,23 @@ class View:
                 map(self._taken.count_in, (seen.node for seen in self._nodes.seen.values())),
                 (seen.runtime_class for seen in self._classes.seen.values()),
             )
-        elif self._taken.stale and now >= self._built_at + self.rest_seconds:
-            stale = (self._nodes.seen.get(("", name)) for name in self._taken.stale)
+        elif self._changed or (self._taken.stale and now >= self._built_at + self.rest_seconds):
+            names = self._changed | self._taken.stale
+            stale = (self._nodes.seen.get(("", name)) for name in names)
             counted = (self._taken.count_in(seen.node) for seen in stale if seen)
-            self._cluster = self._cluster.with_taken(counted)
+            self._cluster = self._cluster.changed(counted)
         else:
             return self._cluster
+        self._changed.clear()
         self._taken.stale.clear()
         self._built_at = now
         return self._cluster
 
     def _node_changed(self, old: SeenNode | None, new: SeenNode | None) -> None:
-        del old, new
-        self._cluster = None
+        if old and new:
+            self._changed.add(new.node.name)
+        else:
+            self._cluster = None
         self._wake(Kind.NODE)
 
     def _class_changed(self, old: SeenClass | None, new: SeenClass | None) -> None:

@@ -7,7 +7,7 @@ nodes makes one group more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,16 @@ class Alike:
         self._nodes = nodes
         self._everywhere = frozenset(range(len(nodes)))
         self._groups: dict[tuple[Places, ...], tuple[Group, ...]] = {}
+        self._numbers: dict[object, int] = {}
+
+    def changed(self, nodes: Sequence[Node], places: Iterable[int]) -> Alike:
+        """The same, with other nodes at these places."""
+        new = Alike(nodes)
+        new._numbers = self._numbers
+        new._shapes = self._shapes.copy()
+        for place in places:
+            new._shapes[place] = self._number(nodes[place])
+        return new
 
     def groups(self, pod: Pod) -> tuple[Group, ...]:
         """For a pod as its RuntimeClass has completed it."""
@@ -104,8 +114,10 @@ class Alike:
     @cached_property
     def _shapes(self) -> list[int]:
         """A number for each node, the same for those that all rules see alike."""
-        numbers: dict[object, int] = {}
-        return [numbers.setdefault(_shape(node), len(numbers)) for node in self._nodes]
+        return [self._number(node) for node in self._nodes]
+
+    def _number(self, node: Node) -> int:
+        return self._numbers.setdefault(_shape(node), len(self._numbers))
 
     @cached_property
     def _labelled(self) -> dict[str, dict[str, Places]]:

@@ -107,14 +107,16 @@ class Cluster:
         self._free = Free(self.nodes)
         self._rooms: dict[Group, Room] = {}
 
-    def with_taken(self, changed: Iterable[Node]) -> Cluster:
-        """The same cluster, where these nodes differ in what is taken on them, and in no more."""
-        by_name = {node.name: node for node in changed}
+    def changed(self, nodes: Iterable[Node]) -> Cluster:
+        """With these in place of the nodes of their names; all others are not looked at again."""
+        by_name = {node.name: node for node in nodes}
         new = copy(self)
         new.nodes = tuple(by_name.get(node.name, node) for node in self.nodes)
         places = [place for place, node in enumerate(self.nodes) if node.name in by_name]
-        new._free = self._free.changed(new.nodes, places)
-        new._rooms = {}
+        new._free, new._rooms = self._free.changed(new.nodes, places), {}
+        differ = [place for place in places if _differ(self.nodes[place], new.nodes[place])]
+        if differ:
+            new.alike, new._judged = self.alike.changed(new.nodes, differ), {}
         return new
 
     def place(self, pod: Pod, images: Images) -> Placement:
@@ -167,6 +169,11 @@ class Cluster:
             make_room(self._rooms)
             self._rooms[group] = Room(group, self._free)
         return self._rooms[group]
+
+
+def _differ(node: Node, other: Node) -> bool:
+    """In more than in what is taken on them."""
+    return node != replace(other, allocated=node.allocated)
 
 
 def _status(pod: Pod, verdicts: Sequence[Verdict], refusals: Sequence[Reason]) -> Status:
