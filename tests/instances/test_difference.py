@@ -362,7 +362,7 @@ def states(draw: st.DrawFn) -> State:
 
 
 quick = settings(
-    max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 

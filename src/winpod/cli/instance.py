@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 import asyncssh
 import typer
 
+from winpod.cli import instance_payload
 from winpod.cli.instance_options import (
     Address,
     AtOnce,
@@ -44,7 +45,7 @@ from winpod.instances.host_keys import KeysInFile
 from winpod.instances.hosting_cluster import joined_cluster
 from winpod.instances.inputs import Asked, Entries
 from winpod.instances.login import PORT, Login, read_key
-from winpod.instances.payload import LIST, Payload, make_payload, read_payload
+from winpod.instances.payload import Payload, read_payload
 from winpod.instances.several import AT_ONCE, Outcome, for_each
 from winpod.instances.ssh import Host
 from winpod.instances.state import State
@@ -241,26 +242,8 @@ def trust(
         print(f"{name}: its host key is forgotten")
 
 
-@app.command("payload")
-def payload_list(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the programs are.")],
-    version: Annotated[
-        str,
-        typer.Option("--version", metavar="VERSION", help="What this payload is called: 1.2.0."),
-    ],
-    containerd: Annotated[
-        str,
-        typer.Option("--containerd", metavar="VERSION", help="That of containerd.exe, if untold."),
-    ] = "",
-) -> None:
-    """List the programs in a directory with their SHA256, so that instances can get them.
-
-    Nothing is downloaded: put containerd, kubelet and the others there first.
-    """
-    made = make_payload(directory, version, containerd)
-    for name, file in sorted(made.files.items()):
-        print(f"{file.sha256}  {name}")
-    print(f"{directory / LIST}: version {made.version}, containerd {made.containerd}")
+app.command("payload")(instance_payload.payload)
+app.command("fetch")(instance_payload.fetch)
 
 
 async def _plan(

@@ -30,6 +30,10 @@ class Version:
         major, minor, patch, suffix = match.groups()
         return cls(int(major), int(minor), int(patch or 0), suffix or "")
 
+    def __str__(self) -> str:
+        text = f"{self.major}.{self.minor}.{self.patch}"
+        return f"{text}-{self.suffix}" if self.suffix else text
+
     def __lt__(self, other: Version) -> bool:
         return self._key() < other._key()
 
