@@ -155,6 +155,7 @@ OPTIONS = (*RUNTIMES, PROCESS, "options")
         ((*OPTIONS, "SandboxIsolation"), 2, "must be from 0 to 1"),
         ((*OPTIONS, "ScaleCpuLimitsToSandbox"), True, "needs SandboxIsolation to be 1"),
         ((*OPTIONS, "SandboxOsVersion"), "10.0.17763", "SandboxOsVersion is not a setting"),
+        ((*OPTIONS, "SandboxImage"), "pause:1", "SandboxImage is not a setting"),
         ((*OPTIONS, "ScrubLogs"), "yes", "must be true or false"),
         ((*OPTIONS, "VmMemorySizeInMb"), 1, "must be from 256"),
         (

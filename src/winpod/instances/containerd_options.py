@@ -106,7 +106,6 @@ _DAEMON: dict[str, Rule] = {
 _OPTIONS: dict[str, Rule] = {
     "Debug": _flag,
     "DebugType": _number(0, 2),
-    "SandboxImage": _image,
     "SandboxPlatform": _one_of("windows/amd64", "windows/arm64"),
     "SandboxIsolation": _number(0, 1),
     "VmProcessorCount": _number(1, 2048),
