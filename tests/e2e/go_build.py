@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,20 @@ class BuildFailed(Exception):
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A text in a file of another module, `example.org/package/file.go`, and what replaces it."""
+
+    file: str
+    text: str
+    instead: str
+
+
+@dataclass(frozen=True)
 class GoModule:
-    """Programs to build: from which directory, and which files decide what comes out."""
+    """Programs to build: from which directory, and which files decide what comes out.
+
+    `edits` are made in copies of the modules they are for.
+    """
 
     name: str
     title: str
@@ -34,6 +47,7 @@ class GoModule:
     packages: Mapping[str, str]
     linker_flags: str = "-s -w"
     system: str = "linux"
+    edits: Sequence[Edit] = ()
 
 
 def binaries(module: GoModule, say: Say = print) -> Path:
@@ -55,8 +69,9 @@ def _build_whole(go: str, module: GoModule, directory: Path, say: Say) -> None:
     say(f"building {module.title} into {directory} (some minutes)")
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        for name, package in module.packages.items():
-            _build_one(go, module, package, unfinished / name, say)
+        with _edited(go, module) as options:
+            for name, package in module.packages.items():
+                _build_one(go, module, package, unfinished / name, options, say)
         unfinished.chmod(0o755)
         unfinished.rename(directory)
     except BaseException:
@@ -65,11 +80,13 @@ def _build_whole(go: str, module: GoModule, directory: Path, say: Say) -> None:
     say(f"built all in {time.monotonic() - began:.0f} s")
 
 
-def _build_one(go: str, module: GoModule, package: str, output: Path, say: Say) -> None:
+def _build_one(
+    go: str, module: GoModule, package: str, output: Path, options: Sequence[str], say: Say
+) -> None:
     say(f"  {output.name} ...")
     began = time.monotonic()
     command = ["nice", "-n", "10", go, "build", "-p", "2", "-trimpath", "-buildvcs=false"]
-    command += ["-ldflags", module.linker_flags, "-o", str(output), package]
+    command += [*options, "-ldflags", module.linker_flags, "-o", str(output), package]
     environment = {
         **os.environ,
         **{"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOMAXPROCS": "2"},
@@ -83,10 +100,48 @@ def _build_one(go: str, module: GoModule, package: str, output: Path, say: Say) 
     say(f"  {output.name}: {time.monotonic() - began:.0f} s")
 
 
+@contextmanager
+def _edited(go: str, module: GoModule) -> Iterator[list[str]]:
+    """Options that build with copies of other modules, in which the edits are made."""
+    if not module.edits:
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = Path(folder, "go.mod")
+        shutil.copy(module.source / "go.sum", chosen.with_suffix(".sum"))
+        copies = [_copied(go, module, edit, folder) for edit in module.edits]
+        chosen.write_text((module.source / "go.mod").read_text() + "".join(copies))
+        yield [f"-modfile={chosen}"]
+
+
+def _copied(go: str, module: GoModule, edit: Edit, folder: str) -> str:
+    """The line of a go.mod that names the copy."""
+    package, _, name = edit.file.rpartition("/")
+    found = subprocess.run(
+        [go, "list", "-f", "{{.Module.Path}}\n{{.Module.Dir}}\n{{.Dir}}", package],
+        cwd=module.source,
+        env={**os.environ, "GOOS": module.system},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    path, original, place = found.stdout.splitlines()
+    copy = Path(folder, path)
+    shutil.copytree(original, copy, copy_function=shutil.copyfile)
+    file = copy / Path(place).relative_to(original) / name
+    source = file.read_text()
+    if source.count(edit.text) != 1:
+        raise BuildFailed(f"{edit.file} does not have this once, so it is not edited: {edit.text}")
+    file.write_text(source.replace(edit.text, edit.instead))
+    return f"replace {path} => {copy}\n"
+
+
 def _fingerprint(go: str, module: GoModule) -> str:
     digest = hashlib.sha256()
     for name in module.files:
         digest.update((module.source / name).read_bytes())
+    for edit in module.edits:
+        digest.update(repr(edit).encode())
     version = subprocess.run([go, "version"], cwd=module.source, check=True, capture_output=True)
     digest.update(version.stdout)
     return digest.hexdigest()[:16]

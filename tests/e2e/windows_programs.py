@@ -69,12 +69,15 @@ def c_program(
     sources: Path = SOURCES,
     libraries: Sequence[str] = (),
     architecture: str = "x86_64",
+    options: Sequence[str] = (),
 ) -> Path:
     source, target = sources / f"{name}.c", f"{architecture}-windows-gnu"
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-Os", "-s"]
-    command += ["-Wall", "-Wextra", "-Werror", str(source)]
+    command += ["-Wall", "-Wextra", "-Werror", *options, str(source)]
     command += [*(f"-l{library}" for library in libraries), "-o"]
-    decides = source.read_text() + target
+    decides = "".join(
+        [source.read_text(), target, *(one.read_text() for one in sorted(sources.glob("*.h")))]
+    )
     return once(f"{name}.exe", decides, lambda to: _run([*command, str(to)]))
 
 

@@ -1,0 +1,197 @@
+"""What the Windows host of the instance tests promises: it is as Windows Server where it matters.
+
+What is asked here is asked of Windows' documentation, not of winpod.
+"""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.windows_host import WindowsHost, programs, windows_host
+from tests.e2e.windows_host.host import FRESH, SERVER_2019, until
+
+from winpod.images.base import Base
+
+CONTAINERD = r"C:\k\containerd.exe"
+CRICTL = r"C:\k\crictl.exe --timeout 20s --runtime-endpoint npipe://./pipe/containerd-containerd"
+GUID = "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory, base: Base) -> Iterator[WindowsHost]:
+    with windows_host(tmp_path_factory.mktemp("host"), base, features=FRESH) as running:
+        yield running
+
+
+def sftp(host: WindowsHost, *commands: str) -> subprocess.CompletedProcess[str]:
+    words = ["sftp", "-b", "-", *host.ssh_options(), f"{host.user}@{host.address}"]
+    text = "".join(f"{command}\n" for command in commands)
+    return subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+
+
+def service_of(host: WindowsHost, name: str, *, start: str = "demand", depend: str = "") -> str:
+    path = rf"C:\test\{name}.exe"
+    host.put(programs.stand_in("service"), path)
+    needs = f" depend= {depend}" if depend else ""
+    host.done(f'sc create {name} binPath= "{path} --name \\"{name} one\\"" start= {start}{needs}')
+    return path
+
+
+def test_cmd_answers_with_the_build_it_was_made_of_and_keeps_quotes(host: WindowsHost) -> None:
+    assert "10.0.20348" in host.done("ver")
+    assert host.done('echo "a  b"').strip() == '"a  b"'
+    found = host.done(r'reg query "HKLM\SOFTWARE\Microsoft\Windows NT\CurrentVersion"')
+    assert "Windows Server 2022" in found
+
+
+def test_the_service_manager_keeps_what_sc_tells_it_where_windows_keeps_it(
+    host: WindowsHost,
+) -> None:
+    service_of(host, "kept", depend="one/two")
+    host.done("sc failure kept reset= 300 actions= restart/10000/restart/20000")
+    host.done('sc description kept "Some words"')
+    found = host.done(r"reg query HKLM\SYSTEM\CurrentControlSet\Services\kept")
+    assert r'C:\test\kept.exe --name "kept one"' in found
+    assert r"one\0two" in found
+    assert "Some words" in found
+    actions = "2C010000 00000000 00000000 02000000 14000000 01000000 10270000 01000000 204E0000"
+    assert actions.replace(" ", "") in found
+    host.done("sc config kept depend= three")
+    assert "three" in host.done("sc qc kept")
+    host.done("sc delete kept")
+    assert "FAILED 1060" in host.run("sc query kept").out
+
+
+def test_a_service_brings_what_it_needs_and_what_is_needed_is_not_stopped(
+    host: WindowsHost,
+) -> None:
+    service_of(host, "below")
+    service_of(host, "above", depend="below")
+    host.done("sc start above")
+    assert host.services("above", "below") == {"above": "running", "below": "running"}
+    assert "FAILED 1051" in host.run("sc stop below").out
+    for name in ("above", "below"):
+        host.done(f"sc stop {name}")
+        host.done(f"sc delete {name}")
+
+
+def test_a_running_program_is_neither_deleted_nor_replaced(host: WindowsHost) -> None:
+    path = service_of(host, "locked")
+    host.done("sc start locked")
+    before = host.path(path).read_bytes()
+    host.run(rf"del {path}")
+    assert host.run(rf"copy /y C:\windows\system32\sc.exe {path}").code != 0
+    assert host.run(rf"move /y C:\windows\system32\sc.exe {path}").code != 0
+    assert "Failure" in sftp(host, f"rename /C:/windows/notepad.exe {sftp_path(path)}").stderr
+    assert host.path(path).read_bytes() == before
+    host.done("sc stop locked")
+    host.done(f"del {path}")
+    assert not host.path(path).exists()
+
+
+def test_an_open_file_is_locked_and_certutil_says_so(host: WindowsHost) -> None:
+    host.path(r"C:\held.txt").write_text("content")
+    with host.held(r"C:\held.txt"):
+        assert "0x80070020" in host.run(r"certutil -hashfile C:\held.txt SHA256").out
+    found = host.done(r"certutil -hashfile C:\held.txt SHA256").splitlines()[1]
+    assert found == hashlib.sha256(b"content").hexdigest()
+    assert "0x80070002" in host.run(r"certutil -hashfile C:\none.txt SHA256").out
+
+
+def test_sftp_has_drive_c_as_windows_has_it(host: WindowsHost, tmp_path: Path) -> None:
+    content = tmp_path / "content"
+    content.write_bytes(bytes(range(256)) * 5000)
+    put = sftp(host, "mkdir /C:/Sftp", f"put {content} /C:/Sftp/File.bin", "ls /C:/sFTP")
+    assert "File.bin" in put.stdout, put.stderr
+    assert host.path(r"C:\Sftp\File.bin").read_bytes() == content.read_bytes()
+    got = sftp(host, f"get /c:/sftp/FILE.BIN {tmp_path / 'back'}")
+    assert (tmp_path / "back").read_bytes() == content.read_bytes(), got.stderr
+
+
+def test_a_full_disk_takes_no_more(host: WindowsHost, tmp_path: Path) -> None:
+    content = tmp_path / "content"
+    content.write_bytes(bytes(1 << 20))
+    with host.full_disk():
+        assert sftp(host, f"put {content} /C:/more.bin").returncode != 0
+    assert sftp(host, f"put {content} /C:/more.bin").returncode == 0
+
+
+def test_powershell_knows_the_few_statements_and_says_so_of_others(host: WindowsHost) -> None:
+    free = host.done('powershell -NoProfile -Command "(Get-PSDrive -Name C).Free"')
+    assert 1 << 30 < int(free) < 4 << 30
+    other = host.run('powershell -NoProfile -Command "Get-Service hns"')
+    assert other.code == 1
+    assert "'Get-Service' is not recognized" in other.out
+
+
+def test_a_feature_and_a_name_need_a_boot_and_services_start_with_it(host: WindowsHost) -> None:
+    service_of(host, "automatic", start="auto")
+    ask = "dism /online /english /get-featureinfo /featurename:Containers"
+    networks = (
+        'powershell -NoProfile -Command "Get-HnsNetwork | Select-Object -Property Id, Name, Type'
+        ' | ConvertTo-Json -Compress"'
+    )
+    assert "State : Disabled" in host.done(ask)
+    assert "not recognized" in host.run(networks).out
+    enabled = host.run("dism /online /enable-feature /featurename:Containers /all /norestart").code
+    assert enabled == 3010 % 256
+    host.done("powershell -NoProfile -Command \"Rename-Computer -NewName 'node-7' -Force\"")
+    assert "State : Enable Pending" in host.done(ask)
+    assert "NODE-7" not in host.done("hostname").upper()
+    host.add_network(GUID, "nat", "nat")
+
+    host.reboot()
+
+    assert "State : Enabled" in host.done(ask)
+    assert host.done("hostname").strip().upper() == "NODE-7"
+    until(lambda: host.services("automatic") == {"automatic": "running"}, "the service runs")
+    assert json.loads(host.done(networks)) == {"ID": GUID, "Name": "nat", "Type": "nat"}
+    assert "0x800f080c" in host.run(ask.replace("Containers", "Nonsense")).out
+
+
+def test_the_real_containerd_runs_as_a_service_and_answers_the_real_crictl(
+    host: WindowsHost,
+) -> None:
+    host.put(programs.containerd(), CONTAINERD)
+    host.put(programs.crictl(), r"C:\k\crictl.exe")
+    log = r"C:\k\containerd.log"
+    host.done(f'sc create containerd binPath= "{CONTAINERD} --run-service --log-file {log}"')
+    host.done("sc start containerd")
+    until(lambda: host.services("containerd")["containerd"] == "running", "containerd runs")
+    info = host.run(f"{CRICTL} info").out
+    handlers = json.loads(info[info.index("{\n") :])["runtimeHandlers"]
+    found = {handler.get("name", "") for handler in handlers}
+    assert found == {"", "runhcs-wcow-process", "runhcs-wcow-hypervisor"}
+    host.done("sc stop containerd")
+    until(lambda: host.services("containerd")["containerd"] == "stopped", "containerd stopped")
+
+
+def test_another_host_key_is_shown_after_it_was_changed(host: WindowsHost) -> None:
+    before = host.host_key()
+    host.change_host_key()
+    until(lambda: host.host_key() not in ("", before), "sshd shows the new key")
+
+
+def test_a_host_without_power_is_silent_has_no_processes_and_comes_back(
+    tmp_path: Path, base: Base
+) -> None:
+    with windows_host(tmp_path / "host", base, build=SERVER_2019) as host:
+        assert "10.0.17763" in host.done("ver")
+        host.install_docker()
+        processes = host.machine.processes()
+        assert len(processes) > 5
+        host.die()
+        assert not any(Path(f"/proc/{process}").exists() for process in processes)
+        assert host.run("ver").code == 255
+        host.switch_on()
+        host.wait_until_up()
+        assert "10.0.17763" in host.done("ver")
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/{host.machine.container}"))
+
+
+def sftp_path(path: str) -> str:
+    return "/" + path.replace("\\", "/")

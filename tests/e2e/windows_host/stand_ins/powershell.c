@@ -1,0 +1,118 @@
+/* Stand-in for PowerShell: the statements that instances are asked, word by word, and no others.
+ *
+ *     powershell ... -Command STATEMENT; STATEMENT
+ *
+ * As on the real one a single network is printed as an object and several as a list, and nobody
+ * knows of networks before the Containers feature is on.
+ */
+
+#include "stand_in.h"
+
+#define COMPUTER_NAME L"SYSTEM\\CurrentControlSet\\Control\\ComputerName\\ComputerName"
+#define TCPIP L"SYSTEM\\CurrentControlSet\\Services\\Tcpip\\Parameters"
+
+static int unknown(const wchar_t *statement)
+{
+    wchar_t name[128] = L"";
+    wcsncpy(name, statement, wcscspn(statement, L" ") < 127 ? wcscspn(statement, L" ") : 127);
+    complain(L"%ls : The term '%ls' is not recognized as the name of a cmdlet, function, script "
+             L"file, or operable program.\r\n    + FullyQualifiedErrorId : "
+             L"CommandNotFoundException\r\n", name, name);
+    return 1;
+}
+
+static bool has_containers(void)
+{
+    wchar_t state[64];
+    return get_text(FEATURES, L"Containers", state, 64) && !wcscmp(state, L"Enabled");
+}
+
+static void list_networks(void)
+{
+    static wchar_t all[LONGEST];
+    wchar_t id[64], path[256], name[256], type[64];
+    int many = 0;
+    HKEY key;
+    if (RegOpenKeyExW(HKEY_LOCAL_MACHINE, NETWORKS, 0, KEY_READ, &key))
+        return;
+    for (DWORD room = 64; !RegEnumKeyW(key, (DWORD)many, id, room); many++) {
+        swprintf(path, 256, NETWORKS L"\\%ls", id);
+        get_text(path, L"Name", name, 256);
+        get_text(path, L"Type", type, 64);
+        swprintf(all + wcslen(all), 1024, L"%ls{\"ID\":\"%ls\",\"Name\":\"%ls\",\"Type\":\"%ls\"}",
+                 many ? L"," : L"", id, name, type);
+    }
+    if (many)
+        say(many == 1 ? L"%ls\r\n" : L"[%ls]\r\n", all);
+}
+
+static int remove_network(const wchar_t *statement)
+{
+    wchar_t path[256], id[64] = L"";
+    if (swscanf(statement, L"Get-HnsNetwork | Where-Object { $_.Id -eq '%63[0-9A-Fa-f-]' } | "
+                L"Remove-HnsNetwork", id) != 1)
+        return unknown(statement);
+    swprintf(path, 256, NETWORKS L"\\%ls", id);
+    RegDeleteKeyW(HKEY_LOCAL_MACHINE, path);
+    return 0;
+}
+
+static int rename_computer(const wchar_t *statement)
+{
+    wchar_t name[64] = L"", line[80];
+    if (swscanf(statement, L"Rename-Computer -NewName '%63[A-Za-z0-9-]' -Force", name) != 1)
+        return unknown(statement);
+    set_text(COMPUTER_NAME, L"ComputerName", name);
+    set_text(TCPIP, L"NV Hostname", name);
+    swprintf(line, 80, L"%ls\n", name);
+    DeleteFileW(L"\\\\?\\unix\\prefix\\next-hostname");
+    write_file(L"\\\\?\\unix\\prefix\\next-hostname", line);
+    complain(L"WARNING: The changes will take effect after you restart the computer.\r\n");
+    return 0;
+}
+
+static int run(const wchar_t *statement)
+{
+    wchar_t booted[64] = L"";
+    ULARGE_INTEGER free;
+    if (!wcscmp(statement, L"(Get-CimInstance -ClassName Win32_OperatingSystem)"
+                           L".LastBootUpTime.ToFileTimeUtc()")) {
+        get_text(STORE, L"Booted", booted, 64);
+        say(L"%ls\r\n", booted);
+    } else if (!wcscmp(statement, L"(Get-PSDrive -Name C).Free")) {
+        GetDiskFreeSpaceExW(L"C:\\", &free, NULL, NULL);
+        say(L"%llu\r\n", free.QuadPart);
+    } else if (!wcsncmp(statement, L"Rename-Computer ", 16)) {
+        return rename_computer(statement);
+    } else if (wcsncmp(statement, L"Get-HnsNetwork ", 15) || !has_containers()) {
+        return unknown(statement);
+    } else if (wcsstr(statement, L"| Remove-HnsNetwork")) {
+        return remove_network(statement);
+    } else if (!wcscmp(statement, L"Get-HnsNetwork | Select-Object -Property Id, Name, Type | "
+                                  L"ConvertTo-Json -Compress")) {
+        list_networks();
+    } else {
+        return unknown(statement);
+    }
+    return 0;
+}
+
+int wmain(int count, wchar_t **words)
+{
+    static wchar_t text[LONGEST];
+    int code = 0;
+    for (int i = 1; i < count; i++)
+        if (!_wcsicmp(words[i], L"-Command"))
+            for (i++; i < count; i++)
+                swprintf(text + wcslen(text), LONGEST - wcslen(text), L"%ls%ls", *text ? L" " : L"",
+                         words[i]);
+    for (wchar_t *one = text, *next; one; one = next) {
+        next = wcsstr(one, L"; ");
+        if (next) {
+            *next = 0;
+            next += 2;
+        }
+        code = run(one);
+    }
+    return code;
+}
