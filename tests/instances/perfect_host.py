@@ -23,12 +23,16 @@ class PerfectHost:
     state: State
     desired: Desired
     stored_images: set[str] = field(default_factory=set)
+    pods: set[str] = field(default_factory=set)
 
     def read(self) -> State:
-        images = self.stored_images if self.state.runs("containerd") else ()
+        answers = self.state.runs("containerd")
+        images, pods = (self.stored_images, self.pods) if answers else ((), ())
         directories = self.state.directories
         full = {parent(path) for path in (*directories, *self.state.files)}
-        return replace(self.state, images=frozenset(images), empty=directories - full)
+        return replace(
+            self.state, images=frozenset(images), pods=frozenset(pods), empty=directories - full
+        )
 
     def do(self, step: Step) -> None:
         getattr(self, f"_{step.do.name.lower()}")(step.target)
@@ -76,6 +80,8 @@ class PerfectHost:
 
     def _run(self, service: Service) -> None:
         self._set(replace(service, state=Running.RUNNING))
+        if service.name == "kubelet" and self.state.runs("containerd"):
+            self.pods.add("of-a-daemon-set")
         if service.name == MAKES_NETWORKS:
             there = {network.name for network in self.state.networks}
             new = [Network(f"id-{n}", n) for n in self.desired.networks if n not in there]
@@ -91,6 +97,11 @@ class PerfectHost:
         assert self._service(name).state is Running.STOPPED
         left = {key: one for key, one in self.state.services.items() if key != name.lower()}
         self._change(services=left)
+
+    def _remove_pod(self, id: str) -> None:
+        assert self.state.runs("containerd"), "nobody to ask"
+        assert not self.state.runs("kubelet"), "the kubelet would make it anew"
+        self.pods.remove(id)
 
     def _remove_network(self, id: str) -> None:
         assert not self.state.runs(MAKES_NETWORKS), "it is in use"
@@ -116,6 +127,7 @@ class PerfectHost:
         file = self.desired.file(path)
         assert parent(path) in self.state.directories, f"3: there is no {parent(path)}"
         assert not [one for one in file.used_by if self.state.runs(one)], f"32: {path} is in use"
+        assert not (file.used_by_pods and self.read().pods), f"32: pods use {path}"
         self._change(files={**self.state.files, path: file.sha256})
 
     def _remove_file(self, path: str) -> None:

@@ -24,6 +24,7 @@ DOCKER = Service("docker", r"C:\Program Files\Docker\dockerd.exe --run-service")
 OLD = ("windows-instance-config-daemon", "azure-cloud-node-manager")
 EXE = {name: rf"C:\k\bin\{name}.exe" for name in ("containerd", "kubelet", "kube-proxy")}
 OVERLAY = "hybrid-overlay-node"
+SHIM = r"C:\k\bin\shim.exe"
 
 DESIRED = Desired(
     version="2.0.0",
@@ -34,8 +35,11 @@ DESIRED = Desired(
     files=(
         written(EXE["containerd"], "containerd 2", ("containerd",)),
         written(EXE["kubelet"], "kubelet 2", ("kubelet",)),
+        replace(written(SHIM, "shim 2", ("containerd",)), used_by_pods=True),
         written(paths.CONTAINERD_CONFIG, "config", ("containerd",)),
-        written(r"C:\k\bin\secret", "s", ("kubelet",), is_secret=True, unless=(r"C:\k\bin\joined",)),
+        written(
+            r"C:\k\bin\secret", "s", ("kubelet",), is_secret=True, unless=(r"C:\k\bin\joined",)
+        ),
         written(paths.VERSION, "2.0.0\n"),
     ),
     unwanted_files=(r"C:\k\kubelet.exe",),
@@ -124,7 +128,7 @@ def test_an_instance_keeps_its_name_where_none_is_wanted() -> None:
     assert Do.REBOOT not in {step.do for step in difference(state, replace(DESIRED, hostname=None))}
 
 
-@pytest.mark.parametrize("file", DESIRED.files[:3], ids=lambda file: file.path)
+@pytest.mark.parametrize("file", DESIRED.files[:2], ids=lambda file: file.path)
 def test_a_file_is_replaced_while_its_service_and_those_above_it_are_stopped(
     file: WantedFile,
 ) -> None:
@@ -138,6 +142,22 @@ def test_a_file_is_replaced_while_its_service_and_those_above_it_are_stopped(
         f"put the file {file.path}",
         *(f"start the service {name}" for name in [*reversed(above), "kube-proxy"]),
     ]
+
+
+def test_a_file_that_pods_use_is_replaced_once_the_last_of_them_are_gone() -> None:
+    host = converged()
+    host.state = replace(host.state, files={**host.state.files, SHIM: "0" * 64})
+    planned = difference(host.read(), DESIRED)
+    assert titles(planned) == titles(drive(host))
+    assert titles(planned)[:6] == [
+        "stop the service kube-proxy",
+        "stop the service hybrid-overlay-node",
+        "stop the service kubelet",
+        "remove the pod of-a-daemon-set",
+        "stop the service containerd",
+        f"put the file {SHIM}",
+    ]
+    assert host.pods == {"of-a-daemon-set"}
 
 
 def test_a_change_that_a_running_service_does_not_notice_stops_nothing() -> None:
@@ -249,6 +269,7 @@ def test_removal_leaves_nothing_of_ours_and_everything_else() -> None:
     assert [network.name for network in after.networks] == ["nat"]
     assert not after.files
     assert not after.directories
+    assert not host.pods
     assert (after.hostname, after.features) == (before.hostname, before.features)
     assert titles(done)[-4:] == [
         r"remove the directory C:\k\containerd",
@@ -284,7 +305,8 @@ def test_nothing_is_touched_where_no_step_would_do(
 
 
 @pytest.mark.parametrize(
-    ("installed", "is_refused"), [("2.0.1", True), ("10.0.0", True), ("2.0.0", False), ("", False)]
+    ("installed", "is_refused"),
+    [("2.0.1", True), ("10.0.0", True), ("2.0.0", False), ("", False), ("damaged", False)],
 )
 def test_a_downgrade_is_refused(installed: str, is_refused: bool) -> None:
     state = fresh(version=installed)

@@ -13,6 +13,7 @@ _ADVICE = {
     Do.REBOOT: "See the console of the machine, restart it by hand,",
     Do.STOP_SERVICE: "See what keeps the service, end it (sc.exe stop {target}, taskkill),",
     Do.REMOVE_SERVICE: "Close programs that show services (mmc), or restart the host,",
+    Do.REMOVE_POD: "See what containerd says of it (crictl inspectp {target}), or restart it,",
     Do.REMOVE_NETWORK: "See what still uses the network (Get-HnsEndpoint), or restart the host,",
     Do.MAKE_DIRECTORY: "See whether a file has that name, and whether drive C: has room,",
     Do.REMOVE_DIRECTORY: "See which program holds something in {target}, end it,",

@@ -138,6 +138,7 @@ def _programs(payload: Payload) -> Iterator[WantedFile]:
                 source=file.source,
                 used_by=program.used_by,
                 size=file.size,
+                used_by_pods=program.used_by_pods,
             )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 class WantedFile:
     """A file with the bytes of `source` or of `content`.
 
-    `used_by` are the services that must not run while it is replaced. It is not wanted where all
-    files of `unless` exist: a joined kubelet has credentials of its own and needs no others.
+    `used_by` are the services that must not run while it is replaced; some are used by every pod
+    too. It is not wanted where all files of `unless` exist: a joined kubelet has credentials of its
+    own and needs no others.
     """
 
     path: str
@@ -23,6 +24,7 @@ class WantedFile:
     used_by: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     size: int = 0
+    used_by_pods: bool = False
 
 
 def written(

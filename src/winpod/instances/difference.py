@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from winpod.instances import paths
 from winpod.instances.desired import Desired, Question, WantedFile, WantedService
 from winpod.instances.fitness import refuse_unfit
-from winpod.instances.state import FeatureState, Running, Service, Start, State
+from winpod.instances.state import UNREADABLE, FeatureState, Running, Service, Start, State
 from winpod.instances.steps import Do, Step
 from winpod.instances.stopping import CONTAINERD, DOCKER, KUBELET, is_ours, runs_on_docker, to_stop
 
@@ -37,6 +37,7 @@ def difference(state: State, desired: Desired) -> tuple[Step, ...]:
     plan.remove_services()
     plan.remove_networks()
     plan.rename_and_enable()
+    plan.remove_pods(files)
     plan.stop_changed(files)
     plan.make_directories()
     plan.put([file for file in files if file.path != paths.VERSION])
@@ -99,6 +100,15 @@ class _Plan:
         if reasons:
             why = f"for {' and '.join(reasons)}"
             self.add(Do.REBOOT, "", "Windows started anew", "not started since the change", why)
+
+    def remove_pods(self, files: Iterable[WantedFile]) -> None:
+        """Those that a drain left, where they keep a file; the kubelet makes them anew."""
+        used = [file.path for file in files if file.used_by_pods]
+        if used and self.state.pods:
+            self.stop([KUBELET], f"its pods use {used[0]}, which is to be changed")
+            for pod in sorted(self.state.pods):
+                why = f"it uses {used[0]}, which is to be changed"
+                self.add(Do.REMOVE_POD, pod, "no such pod", "it is there", why)
 
     def stop_changed(self, files: Iterable[WantedFile]) -> None:
         for wanted in self.desired.services:
@@ -201,7 +211,9 @@ def _restarts(service: Service | WantedService) -> str:
 
 
 def _hash(sha256: str | None) -> str:
-    return f"SHA256 {sha256[:12]}" if sha256 else "no such file"
+    if sha256 in (None, UNREADABLE):
+        return sha256 or "no such file"
+    return f"SHA256 {sha256[:12]}"
 
 
 def _once(*names: str) -> tuple[str, ...]:

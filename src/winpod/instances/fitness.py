@@ -6,6 +6,7 @@ from winpod.instances.desired import Desired, WantedFile
 from winpod.instances.errors import DowngradeRefused, InstanceUnfit
 from winpod.instances.state import FeatureState, State
 from winpod.instances.versions import Version
+from winpod.windows.errors import InvalidInput
 
 OLDEST = 17763
 _SPARE = 512 << 20
@@ -18,7 +19,8 @@ def refuse_unfit(state: State, desired: Desired, to_put: tuple[WantedFile, ...])
             f"(10.0.{OLDEST}) or later.",
             "Install a later Windows Server, or take the instance out.",
         )
-    if state.version and Version.parse(state.version) > Version.parse(desired.version):
+    installed = _installed(state)
+    if installed and installed > Version.parse(desired.version):
         raise DowngradeRefused(state.version, desired.version)
     for feature in desired.features:
         if state.features.get(feature, FeatureState.ABSENT) is FeatureState.ABSENT:
@@ -35,3 +37,11 @@ def refuse_unfit(state: State, desired: Desired, to_put: tuple[WantedFile, ...])
             f"{needed >> 20} MiB and {_SPARE >> 20} MiB to spare.",
             "Make room on the instance, or give it a larger disk.",
         )
+
+
+def _installed(state: State) -> Version | None:
+    """None of an instance whose version file says no version: it is written anew."""
+    try:
+        return Version.parse(state.version)
+    except InvalidInput:
+        return None

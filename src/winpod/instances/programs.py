@@ -15,12 +15,16 @@ EXPORTER = "windows_exporter"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`used_by` are the services that keep its file, or would run two versions at once."""
+    """`used_by` are the services that keep its file, or would run two versions at once.
+
+    What is used by pods is kept by those that a drain leaves, too: those of DaemonSets.
+    """
 
     name: str
     directory: str
     used_by: tuple[str, ...]
     is_required: bool = False
+    used_by_pods: bool = False
 
     @property
     def path(self) -> str:
@@ -29,7 +33,13 @@ class Program:
 
 _TABLE = (
     Program("containerd.exe", paths.BIN, (CONTAINERD,), is_required=True),
-    Program("containerd-shim-runhcs-v1.exe", paths.BIN, (CONTAINERD,), is_required=True),
+    Program(
+        "containerd-shim-runhcs-v1.exe",
+        paths.BIN,
+        (CONTAINERD,),
+        is_required=True,
+        used_by_pods=True,
+    ),
     Program("crictl.exe", paths.BIN, (), is_required=True),
     Program("ctr.exe", paths.BIN, ()),
     Program("kubelet.exe", paths.BIN, (KUBELET,), is_required=True),

@@ -1,7 +1,8 @@
 """The steps that take everything of ours off an instance, and leave what is not ours.
 
-Services go first, those that others depend on last, then networks, files and directories. The
-host's name, its features, Docker and what is in directories that we share stay.
+Services go first, those that others depend on last, and before containerd the pods that a drain
+left; then networks, files and directories. The host's name, its features, Docker and what is in
+directories that we share stay.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from winpod.instances.desired import Desired
-from winpod.instances.state import State
+from winpod.instances.state import Service, State
 from winpod.instances.steps import Do, Step
-from winpod.instances.stopping import is_ours, to_stop
+from winpod.instances.stopping import CONTAINERD, is_ours, to_stop
 
 _WHY = "nothing of ours is to be left"
 
@@ -29,10 +30,19 @@ def removal(state: State, desired: Desired) -> tuple[Step, ...]:
 def _services(state: State, desired: Desired) -> Iterator[Step]:
     names = [service.name for service in reversed(desired.services)] + [*desired.unwanted_services]
     ours = [one for name in names if (one := state.service(name)) and is_ours(one)]
-    for service in to_stop(state, [service.name for service in ours]):
-        yield Step(Do.STOP_SERVICE, service.name, "stopped", service.state, "it is to be removed")
+    stops = to_stop(state, [service.name for service in ours])
+    yield from (_stop(service) for service in stops if service.name.lower() != CONTAINERD)
+    if any(service.name.lower() == CONTAINERD for service in ours):
+        for pod in sorted(state.pods):
+            yield Step(Do.REMOVE_POD, pod, "no such pod", "it is there", _WHY)
+    yield from (_stop(service) for service in stops if service.name.lower() == CONTAINERD)
     for service in ours:
         yield Step(Do.REMOVE_SERVICE, service.name, "no such service", "it is there", _WHY)
+
+
+def _stop(service: Service) -> Step:
+    why = "it is to be removed"
+    return Step(Do.STOP_SERVICE, service.name, "stopped", str(service.state), why)
 
 
 def _networks(state: State, desired: Desired) -> Iterator[Step]:

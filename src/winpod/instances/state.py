@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from winpod.windows.builds import Build
 
+UNREADABLE = "a file that cannot be read"
+"""In place of its hash: somebody has it open and shares it with nobody."""
+
 
 class Start(StrEnum):
     AUTO = "auto"
@@ -67,7 +70,8 @@ class State:
     """`booted` is another text after each boot. `next_hostname` is the name after the next one.
 
     `version` is what the version file says, nothing where it is not there. `empty` are those of
-    the directories with nothing in them. `images` are containerd's while it runs.
+    the directories with nothing in them. `images` and `pods` are containerd's while it runs, the
+    pods by their ids.
     """
 
     build: Build
@@ -84,6 +88,7 @@ class State:
     networks: tuple[Network, ...] = ()
     free_bytes: int = 0
     images: frozenset[str] = frozenset()
+    pods: frozenset[str] = frozenset()
 
     def service(self, name: str) -> Service | None:
         return self.services.get(name.lower())

@@ -15,6 +15,7 @@ class Do(StrEnum):
     REBOOT = "restart the host"
     STOP_SERVICE = "stop the service"
     REMOVE_SERVICE = "remove the service"
+    REMOVE_POD = "remove the pod"
     REMOVE_NETWORK = "remove the network"
     MAKE_DIRECTORY = "make the directory"
     REMOVE_DIRECTORY = "remove the directory"
@@ -28,7 +29,7 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`target` is a path, a name, a network's id or a reference; a restart has none."""
+    """`target` is a path, a name, an id or a reference; a restart has none."""
 
     do: Do
     target: str
