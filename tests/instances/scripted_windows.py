@@ -44,6 +44,7 @@ class ScriptedWindows:
     services: dict[str, ScriptedService] = field(default_factory=dict)
     networks: list[dict[str, str]] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
+    pods: list[str] = field(default_factory=list)
     free: int = 50 << 30
     stubborn: set[str] = field(default_factory=set)
     does_not_start: set[str] = field(default_factory=set)
@@ -67,7 +68,7 @@ class ScriptedWindows:
             path = found[1].replace("%%", "%")
             there = self.local(path).is_dir() if path.endswith("\\") else self.local(path).exists()
             return self.run(found[2], code) if there else ("", code)
-        line = re.sub(r" (2>|>)nul$", "", line)
+        line = re.sub(r" (2>nul|>nul|2>&1)$", "", line)
         own = line.partition(" ")[0] in OWN
         program, *words = split_for_cmd(line) if own else split_for_program(line)
         self.called.append([program, *words])
@@ -245,6 +246,11 @@ class ScriptedWindows:
         if "pull" in words:
             self.images.append(words[-1])
             return f"Image is up to date for {words[-1]}\n", 0
+        if "rmp" in words:
+            self.pods.remove(words[-1])
+            return f"Removed sandbox {words[-1]}\n", 0
+        if "pods" in words:
+            return json.dumps({"items": [{"id": pod} for pod in self.pods]}), 0
         return json.dumps({"images": [{"repoTags": self.images}]}), 0
 
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winpod.instances import surveying
+from winpod.instances import parts
 from winpod.instances.desired import Question
+from winpod.instances.parts import Part, every_part
 from winpod.instances.registry_values import read_failure_actions, read_values
 from winpod.instances.scripts import OddAnswer, Section, decode
-from winpod.instances.state import FeatureState, Network, Running, Service, Start, State
-from winpod.instances.surveying import Part, every_part, read_answers
+from winpod.instances.state import UNREADABLE, FeatureState, Network, Running, Service, Start, State
+from winpod.instances.surveying import read_answers
 from winpod.windows.builds import Build
 from winpod.windows.errors import WinpodError
 
@@ -76,7 +77,7 @@ def reading(part: Part, text: str, code: int = 0, before: State = NONE) -> State
 
 
 def test_a_build_is_read_with_its_revision() -> None:
-    state = reading(surveying.windows_part(), WINDOWS)
+    state = reading(parts.windows_part(), WINDOWS)
     assert (state.build, state.product) == (
         Build(10, 0, 20348, 2467),
         "Windows Server 2022 Datacenter",
@@ -84,7 +85,7 @@ def test_a_build_is_read_with_its_revision() -> None:
 
 
 def test_a_name_that_waits_for_a_restart_is_told_apart_from_the_one_it_has() -> None:
-    part = surveying.names_part()
+    part = parts.names_part()
     text = "    Hostname    REG_SZ    WIN-OLD\n    NV Hostname    REG_SZ    web-1\n"
     assert reading(part, text).hostname == "WIN-OLD"
     assert reading(part, text).next_hostname == "web-1"
@@ -92,7 +93,7 @@ def test_a_name_that_waits_for_a_restart_is_told_apart_from_the_one_it_has() -> 
 
 
 def test_a_service_is_read_whole_in_any_language() -> None:
-    state = reading(surveying.service_part("kubelet"), KUBELET + QUERY)
+    state = reading(parts.service_part("kubelet"), KUBELET + QUERY)
     assert state.service("Kubelet") == Service(
         "kubelet",
         r'"C:\k\bin\kubelet.exe" --windows-service    --v=2',
@@ -106,8 +107,8 @@ def test_a_service_is_read_whole_in_any_language() -> None:
 
 
 def test_a_service_that_is_gone_is_no_longer_in_the_state() -> None:
-    before = reading(surveying.service_part("kubelet"), KUBELET + QUERY)
-    assert reading(surveying.service_part("kubelet"), MISSING, 1060, before).services == {}
+    before = reading(parts.service_part("kubelet"), KUBELET + QUERY)
+    assert reading(parts.service_part("kubelet"), MISSING, 1060, before).services == {}
 
 
 @pytest.mark.parametrize(
@@ -121,13 +122,13 @@ def test_a_service_that_is_gone_is_no_longer_in_the_state() -> None:
 )
 def test_every_state_of_a_service_has_its_word(said: str, state: Running) -> None:
     text = QUERY.replace("4  RUNNING", said)
-    assert surveying.read_running(text) is state
+    assert parts.read_running(text) is state
 
 
 @pytest.mark.parametrize(("value", "start"), [("0x3", Start.MANUAL), ("0x4", Start.DISABLED)])
 def test_a_service_that_does_not_start_by_itself_is_told(value: str, start: Start) -> None:
     text = KUBELET.replace("Start    REG_DWORD    0x2", f"Start    REG_DWORD    {value}") + QUERY
-    found = reading(surveying.service_part("kubelet"), text).service("kubelet")
+    found = reading(parts.service_part("kubelet"), text).service("kubelet")
     assert found
     assert found.start is start
 
@@ -142,12 +143,12 @@ def test_a_service_that_does_not_start_by_itself_is_told(value: str, start: Star
     ],
 )
 def test_a_feature_is_read_with_the_restart_it_waits_for(said: str, state: FeatureState) -> None:
-    found = reading(surveying.feature_part("Containers"), FEATURE.format(said))
+    found = reading(parts.feature_part("Containers"), FEATURE.format(said))
     assert found.features == {"Containers": state}
 
 
 def test_a_feature_that_windows_does_not_know_is_absent() -> None:
-    found = reading(surveying.feature_part("Nonsense"), "Error: 0x800f080c\n", -2146498548)
+    found = reading(parts.feature_part("Nonsense"), "Error: 0x800f080c\n", -2146498548)
     assert found.features == {"Nonsense": FeatureState.ABSENT}
 
 
@@ -159,16 +160,21 @@ def test_a_feature_that_windows_does_not_know_is_absent() -> None:
     ],
 )
 def test_a_hash_is_found_in_any_language(text: str) -> None:
-    assert reading(surveying.file_part(r"C:\k\a"), text).files == {r"C:\k\a": "ab" * 32}
+    assert reading(parts.file_part(r"C:\k\a"), text).files == {r"C:\k\a": "ab" * 32}
 
 
 def test_a_file_that_is_gone_is_no_longer_in_the_state() -> None:
     before = replace(NONE, files={r"C:\k\a": "ab" * 32, r"C:\k\b": "cd" * 32})
-    assert reading(surveying.file_part(r"C:\k\a"), "", 0, before).files == {r"C:\k\b": "cd" * 32}
+    assert reading(parts.file_part(r"C:\k\a"), "", 0, before).files == {r"C:\k\b": "cd" * 32}
+
+
+def test_a_file_that_nobody_may_read_is_not_taken_for_a_missing_one() -> None:
+    said = "CertUtil: -hashfile command FAILED: 0x80070020 (WIN32: 32)\n"
+    assert reading(parts.file_part(r"C:\k\a"), said, 32).files == {r"C:\k\a": UNREADABLE}
 
 
 def test_directories_are_there_and_empty_or_not() -> None:
-    part = surveying.directory_part(r"C:\k")
+    part = parts.directory_part(r"C:\k")
     assert not reading(part, "").directories
     assert reading(part, "there\n").empty == {r"C:\k"}
     full = reading(part, "there\nbin\ncni\n", 0, reading(part, "there\n"))
@@ -189,33 +195,39 @@ CONTAINERS = replace(NONE, features={"Containers": FeatureState.ENABLED})
 )
 def test_networks_are_none_one_or_several(text: str, names: list[str]) -> None:
     said = f"133762465120000000\n5368709120\n{text}\n"
-    found = reading(surveying.machine_part(), said, 0, CONTAINERS)
+    found = reading(parts.machine_part(), said, 0, CONTAINERS)
     assert [network.name for network in found.networks] == names
     assert (found.booted, found.free_bytes) == ("133762465120000000", 5 << 30)
 
 
 def test_networks_that_cannot_be_listed_are_not_taken_for_none() -> None:
     with pytest.raises(OddAnswer, match="networks"):
-        reading(surveying.machine_part(), "133762465120000000\n1\n", 1, CONTAINERS)
-    assert reading(surveying.machine_part(), "133762465120000000\n1\n", 1).networks == ()
+        reading(parts.machine_part(), "133762465120000000\n1\n", 1, CONTAINERS)
+    assert reading(parts.machine_part(), "133762465120000000\n1\n", 1).networks == ()
 
 
 def test_images_are_named_by_tag_and_digest_and_none_while_containerd_is_silent() -> None:
     text = '{"images":[{"repoTags":["a:1"],"repoDigests":["a@sha256:1"]},{"repoTags":null},7]}'
-    assert reading(surveying.images_part(), text).images == {"a:1", "a@sha256:1"}
-    assert reading(surveying.images_part(), "E1116 cannot connect").images == frozenset()
+    assert reading(parts.images_part(), text).images == {"a:1", "a@sha256:1"}
+    assert reading(parts.images_part(), "E1116 cannot connect").images == frozenset()
+
+
+def test_pods_are_known_by_their_ids_and_none_while_containerd_is_silent() -> None:
+    text = '{"items":[{"id":"a1","state":"SANDBOX_READY"},{"id":"b2"}]}'
+    assert reading(parts.pods_part(), text).pods == {"a1", "b2"}
+    assert reading(parts.pods_part(), "E1116 cannot connect").pods == frozenset()
 
 
 @pytest.mark.parametrize(
     ("part", "text"),
     [
-        (surveying.windows_part(), "ERROR: The system was unable to find the key."),
-        (surveying.windows_part(), WINDOWS.replace("20348", "many")),
-        (surveying.names_part(), ""),
-        (surveying.machine_part(), "'powershell.exe' is not recognized"),
-        (surveying.feature_part("Containers"), "Elevated permissions are required"),
-        (surveying.feature_part("Containers"), FEATURE.format("Sleepy")),
-        (surveying.service_part("kubelet"), KUBELET + "[SC] 1072"),
+        (parts.windows_part(), "ERROR: The system was unable to find the key."),
+        (parts.windows_part(), WINDOWS.replace("20348", "many")),
+        (parts.names_part(), ""),
+        (parts.machine_part(), "'powershell.exe' is not recognized"),
+        (parts.feature_part("Containers"), "Elevated permissions are required"),
+        (parts.feature_part("Containers"), FEATURE.format("Sleepy")),
+        (parts.service_part("kubelet"), KUBELET + "[SC] 1072"),
     ],
 )
 def test_what_no_windows_says_is_a_sentence(part: Part, text: str) -> None:
@@ -258,6 +270,6 @@ def test_text_of_an_old_code_page_is_read() -> None:
 
 def test_a_network_has_its_id() -> None:
     said = '1\n2\n{"ID":"0E2","Name":"nat","Type":"NAT"}'
-    assert reading(surveying.machine_part(), said, 0, CONTAINERS).networks == (
+    assert reading(parts.machine_part(), said, 0, CONTAINERS).networks == (
         Network("0E2", "nat", "NAT"),
     )

@@ -2,19 +2,23 @@
 
 A step that is still asked for after it was done has failed, whatever it returned. Nothing is
 written down, so whoever was interrupted starts again and goes on. After a step only what it could
-have changed is read; before all is called done, everything is.
+have changed is read; before all is called done, everything is. Small steps of one kind that follow
+each other are done in one go, and each is judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
-from winpod.instances import surveying
-from winpod.instances.acting import Deed, act
+from winpod.instances import parts
+from winpod.instances.acting import lines_of, seconds_for, send, wait_for
 from winpod.instances.advice import advice_for
-from winpod.instances.desired import Desired, Question
+from winpod.instances.desired import Desired
 from winpod.instances.difference import difference, what_to_ask
 from winpod.instances.errors import ContainerdNotRunning, StepFailed
+from winpod.instances.parts import Part
 from winpod.instances.paths import CONTAINERD_LOG
 from winpod.instances.rebooting import Tell
 from winpod.instances.removal import removal
@@ -23,13 +27,20 @@ from winpod.instances.ssh import Host
 from winpod.instances.state import State
 from winpod.instances.steps import Do, Step
 from winpod.instances.stopping import CONTAINERD
-from winpod.instances.surveying import Part, survey, survey_parts
+from winpod.instances.surveying import run_and_survey, survey, survey_parts
 from winpod.windows.errors import WinpodError
 
 Steps = Callable[[State, Desired], tuple[Step, ...]]
 
 LOG_TAIL = 8192
 LOG_LINES = 5
+_SMALL = {
+    Do.REMOVE_POD,
+    Do.MAKE_DIRECTORY,
+    Do.REMOVE_DIRECTORY,
+    Do.REMOVE_FILE,
+    Do.CREATE_SERVICE,
+}
 ROUNDS = 3
 """How often one step may be asked for again after everything was done: others may interfere."""
 
@@ -59,24 +70,53 @@ async def remove(host: Host, desired: Desired, tell: Tell) -> State:
 
 async def _converge(host: Host, desired: Desired, tell: Tell, rules: Steps) -> State:
     await host.sweep()
-    done: dict[tuple[Do, str], int] = {}
+    done: Counter[tuple[Do, str]] = Counter()
     while True:
         state = await read(host, desired)
         steps = steps_of(host, rules, state, desired)
         if not steps:
             return state
         while steps:
-            first = steps[0]
-            done[_key(first)] = done.get(_key(first), 0) + 1
-            if done[_key(first)] > ROUNDS:
-                raise await _failed(host, desired, first, first, "it was undone each time")
-            tell(str(first))
-            said = await act(Deed(host, desired, first, tell))
-            state = await survey_parts(host, state, _changed_by(first, desired))
+            now = _together(steps, desired)
+            for step in now:
+                tell(str(step))
+                done[_key(step)] += 1
+                if done[_key(step)] > ROUNDS:
+                    raise await _failed(host, desired, step, step, "it was undone each time")
+            said, state = await _do(host, desired, now, state, tell)
             steps = steps_of(host, rules, state, desired)
-            again = next((step for step in steps if _key(step) == _key(first)), None)
-            if again:
-                raise await _failed(host, desired, first, again, said)
+            left = {_key(step): step for step in steps}
+            for step, word in zip(now, said, strict=True):
+                if again := left.get(_key(step)):
+                    raise await _failed(host, desired, step, again, word)
+
+
+def _together(steps: tuple[Step, ...], desired: Desired) -> tuple[Step, ...]:
+    """The first step, and those after it that are as small and of its kind."""
+    first = steps[0]
+    if not _is_small(first, desired):
+        return (first,)
+    return tuple(takewhile(lambda step: step.do is first.do and _is_small(step, desired), steps))
+
+
+def _is_small(step: Step, desired: Desired) -> bool:
+    if step.do is Do.PUT_FILE:
+        return desired.file(step.target).content is not None
+    return step.do in _SMALL
+
+
+async def _do(
+    host: Host, desired: Desired, steps: Sequence[Step], state: State, tell: Tell
+) -> tuple[list[str], State]:
+    first, changed = steps[0], _changed_by(steps, desired)
+    lines = [lines_of(step, desired) for step in steps]
+    if not lines[0]:
+        said = await wait_for(first, host, tell)
+        return [said], await survey_parts(host, state, changed)
+    if first.do is Do.PUT_FILE:
+        for step in steps:
+            await send(step, desired, host)
+    return await run_and_survey(host, lines, state, changed, seconds_for(first))
 
 
 def steps_of(host: Host, rules: Steps, state: State, desired: Desired) -> tuple[Step, ...]:
@@ -91,37 +131,35 @@ def _key(step: Step) -> tuple[Do, str]:
     return step.do, step.target
 
 
-def _changed_by(step: Step, desired: Desired) -> list[Part]:
-    """Services depend on each other, so all of them are read again; a boot may change anything."""
-    question = what_to_ask(desired)
-    match step.do:
+def _changed_by(steps: Sequence[Step], desired: Desired) -> list[Part]:
+    """What steps of one kind may have changed. A boot may change anything."""
+    question, targets = what_to_ask(desired), [step.target for step in steps]
+    match steps[0].do:
         case Do.RENAME_HOST:
-            return [surveying.names_part()]
+            return [parts.names_part()]
         case Do.ENABLE_FEATURE:
-            return [surveying.feature_part(step.target)]
+            return list(map(parts.feature_part, targets))
         case Do.REMOVE_NETWORK:
-            return [surveying.machine_part()]
+            return [parts.machine_part()]
         case Do.MAKE_DIRECTORY:
-            return [surveying.directory_part(step.target)]
+            return list(map(parts.directory_part, targets))
         case Do.REMOVE_DIRECTORY:
-            return _under(step.target, question)
+            within = tuple(f"{target}\\" for target in targets)
+            files = [path for path in question.files if path.startswith(within)]
+            directories = map(parts.directory_part, question.directories)
+            return [*directories, *map(parts.file_part, files), parts.version_part()]
         case Do.PUT_FILE | Do.REMOVE_FILE:
-            return [surveying.file_part(step.target), surveying.version_part()]
+            return [*map(parts.file_part, targets), parts.version_part()]
+        case Do.REMOVE_POD:
+            return [parts.pods_part()]
         case Do.PULL_IMAGE:
-            return [surveying.images_part()]
+            return [parts.images_part()]
         case Do.REBOOT:
-            return surveying.every_part(question)
+            return parts.every_part(question)
+        case Do.START_SERVICE:
+            return [parts.service_part(service.name) for service in desired.services]
         case _:
-            return [surveying.service_part(name) for name in question.services]
-
-
-def _under(directory: str, question: Question) -> list[Part]:
-    beneath = [path for path in question.files if path.startswith(f"{directory}\\")]
-    return [
-        *map(surveying.directory_part, question.directories),
-        *map(surveying.file_part, beneath),
-        surveying.version_part(),
-    ]
+            return list(map(parts.service_part, targets))
 
 
 async def _failed(host: Host, desired: Desired, step: Step, now: Step, said: str) -> StepFailed:
