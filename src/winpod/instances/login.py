@@ -6,6 +6,7 @@ A host key that is seen for the first time is pinned once the login has gone wel
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 
 import asyncssh
@@ -69,7 +70,10 @@ async def log_in(
         ) from error
     except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
         raise _not_trusted(login, pinned, watcher.seen, error) from error
-    except (OSError, asyncssh.Error) as error:
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise _unreachable(login, why) from error
+    except asyncssh.Error as error:
         raise _unreachable(login, str(error)) from error
     if pinned is None and watcher.seen is not None:
         host_keys.remember(login.name, _written(watcher.seen))
