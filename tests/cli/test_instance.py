@@ -140,6 +140,24 @@ def test_an_archive_is_gathered_and_everything_of_ours_removed(
     assert not (tmp_path / "host/C:/k").exists()
 
 
+def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path, person: Person) -> None:
+    listed = tmp_path / "host/C:/ProgramData/ssh/administrators_authorized_keys"
+    listed.parent.mkdir(parents=True)
+    listed.write_bytes(b"# ours\r\n" + person.key.export_public_key())
+    new = asyncssh.generate_private_key("ssh-ed25519")
+    (tmp_path / "new").write_bytes(new.export_private_key())
+    with stand_in(tmp_path / "host", person.key) as port:
+        where = ("--address", "127.0.0.1", "--port", str(port))
+        done = person.asks("replace-key", "--new-key", str(tmp_path / "new"), *where)
+        assert done.code == 0, done.err
+        assert "the old one no longer does" in done.out
+        refused = person.asks("status", *where)
+        assert "does not let Administrator in" in refused.err
+        opened = person.types("status", "--key", str(tmp_path / "new"), *where)
+        assert opened.code == 0, opened.err
+    assert listed.read_bytes().startswith(b"# ours\r\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -18,6 +18,7 @@ from winpod.instances.login import Login
 from winpod.instances.ssh import Host
 
 USER = "Administrator"
+AUTHORIZED = r"C:\ProgramData\ssh\administrators_authorized_keys"
 Reply = Callable[[str], Awaitable[tuple[bytes, bytes, int]]]
 
 
@@ -44,6 +45,13 @@ class SshServer:
     def local(self, path: str) -> Path:
         return self.folder / path.replace("\\", "/")
 
+    def opens(self, key: asyncssh.SSHKey) -> bool:
+        """By the file that lists keys, where there is one."""
+        listed = self.local(AUTHORIZED)
+        if not listed.exists():
+            return key == self.key.convert_to_public()
+        return key.export_public_key().split()[1] in listed.read_bytes().split()
+
 
 async def says_nothing(script: str) -> tuple[bytes, bytes, int]:
     del script
@@ -55,6 +63,7 @@ async def ssh_server(
     folder: Path,
     reply: Reply = says_nothing,
     *,
+    address: str = "127.0.0.1",
     port: int = 0,
     host_key: asyncssh.SSHKey | None = None,
 ) -> AsyncIterator[SshServer]:
@@ -83,10 +92,10 @@ async def ssh_server(
             return True
 
         def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-            return username == USER and key == server.key.convert_to_public()
+            return username == USER and server.opens(key)
 
     listener = await asyncssh.listen(
-        "127.0.0.1",
+        address,
         port,
         server_factory=Door,
         server_host_keys=[host_key or asyncssh.generate_private_key("ssh-ed25519")],

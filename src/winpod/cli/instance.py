@@ -14,6 +14,7 @@ import asyncssh
 import typer
 
 from winpod.cli import instance_payload
+from winpod.cli.instance_keys import NewKey, replace_key, trust
 from winpod.cli.instance_options import (
     Address,
     AtOnce,
@@ -29,9 +30,9 @@ from winpod.cli.instance_options import (
 )
 from winpod.cli.instance_print import (
     print_failures,
-    print_files,
     print_plans,
     print_states,
+    print_words,
     telling,
 )
 from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
@@ -224,24 +225,33 @@ def gather_logs(
             )
         )
     )
-    print_files(outcomes, output)
+    print_words(outcomes, output)
     raise typer.Exit(print_failures(outcomes))
 
 
-@app.command("trust")
-def trust(
-    names: Annotated[
-        list[str], typer.Argument(metavar="ADDRESS...", help="Instances that were made anew.")
-    ],
+@app.command("replace-key")
+def replace(
+    key: Key,
+    new_key: NewKey,
+    address: Address = "",
+    user: User = "Administrator",
+    port: Port = PORT,
+    instances: Instances = None,
+    at_once: AtOnce = AT_ONCE,
+    output: Output = Format.TEXT,
 ) -> None:
-    """Forget the host keys of instances: who answers there next is trusted, and pinned anew."""
-    keys = KeysInFile()
-    for name in names:
-        if keys.forget(name.lower()) is None:
-            raise NotFound(f"no host key of {name} is known in {keys.file}.")
-        print(f"{name}: its host key is forgotten")
+    """Let another key open instances, and, once it has, not the old one any more.
+
+    Exit code: 0 the new key opens all of them, 1 one failed, 2 bad input.
+    """
+    reached = _reached(address, user, port, instances, key, at_once)
+    new = read_key(read_file(new_key, "the new private key"))
+    outcomes = asyncio.run(reached.each(lambda host: replace_key(host, reached.key, new)))
+    print_words(outcomes, output)
+    raise typer.Exit(print_failures(outcomes))
 
 
+app.command("trust")(trust)
 app.command("payload")(instance_payload.payload)
 app.command("fetch")(instance_payload.fetch)
 

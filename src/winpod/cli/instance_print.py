@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from winpod.cli.options import Format, human_size, print_table
@@ -54,12 +53,13 @@ def print_states(outcomes: Sequence[Outcome[State]], output: Format) -> None:
     print_table(columns, [_row(outcome) for outcome in outcomes], right=("FREE",))
 
 
-def print_files(outcomes: Sequence[Outcome[Path]], output: Format) -> None:
+def print_words(outcomes: Sequence[Outcome[Any]], output: Format) -> None:
+    """A word about each, such as the file that was written."""
     if output is Format.JSON:
-        _print_json(outcomes, lambda file: {"file": str(file)})
+        _print_json(outcomes, lambda result: {"result": str(result)})
         return
     for outcome in outcomes:
-        if outcome.result:
+        if not outcome.failure:
             print(f"{outcome.name}: {outcome.result}")
 
 

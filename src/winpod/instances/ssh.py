@@ -77,6 +77,10 @@ class Host:
     ) -> None:
         await self.close()
 
+    def opened_with(self, key: asyncssh.SSHKey) -> Host:
+        """The same instance, for whoever has another key."""
+        return Host(self.login, key, self._host_keys)
+
     async def close(self) -> None:
         connection, self._connection, self._sftp = self._connection, None, None
         if connection is None:

@@ -1,0 +1,43 @@
+"""`winpod instance trust` and `replace-key`: who an instance is, and who may come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import asyncssh
+import typer
+
+from winpod.instances.errors import LoginRefused
+from winpod.instances.host_keys import KeysInFile
+from winpod.instances.keys import add_line, public_line, remove_line
+from winpod.instances.ssh import Host
+from winpod.windows.errors import NotFound
+
+Names = Annotated[
+    list[str], typer.Argument(metavar="ADDRESS...", help="Instances that were made anew.")
+]
+NewKey = Annotated[
+    Path, typer.Option("--new-key", metavar="FILE", help="The private key that is to open them.")
+]
+
+
+def trust(names: Names) -> None:
+    """Forget the host keys of instances: who answers there next is trusted, and pinned anew."""
+    keys = KeysInFile()
+    for name in names:
+        if keys.forget(name.lower()) is None:
+            raise NotFound(f"no host key of {name} is known in {keys.file}.")
+        print(f"{name}: its host key is forgotten")
+
+
+async def replace_key(host: Host, old: asyncssh.SSHKey, new: asyncssh.SSHKey) -> str:
+    """The old one goes only after the new one has opened the instance."""
+    async with host.opened_with(new) as after:
+        try:
+            await after.connect()
+        except LoginRefused:
+            await add_line(host, public_line(new))
+            await after.connect()
+        was_there = await remove_line(after, public_line(old))
+    return "the new key opens it" + (", and the old one no longer does" if was_there else "")
