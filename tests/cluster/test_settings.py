@@ -1,5 +1,6 @@
 """The operator's settings: what may be written, and the sentence for what may not."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -82,6 +83,22 @@ def test_a_mistake_is_a_sentence_about_its_field(text: str, sentence: str) -> No
     with pytest.raises(InvalidInput) as caught:
         read_settings(text)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 1000, "nested too deeply"),
+        ("classes: {name: 2020-13-45}", "month must be in 1..12"),
+        (f"admission: {{tagSeconds: {'9' * 5000}}}", "4300 digits"),
+        (f"labels: {{enabled: true}} # {'x' * 70_000}", "at most 65536 are read"),
+        ("classes: {name: 'x{number:>999999999}'}", "no other braces"),
+        ("classes: {name: '{release!r}'}", "no other braces"),
+    ],
+)
+def test_whatever_is_written_is_answered_by_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(words)):
+        read_settings(text)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from winpod.windows.reading import Amounts, At, InvalidField
 
 CONFIG_MAP, CONFIG_KEY = "winpod-operator", "config.yaml"
 _PLACES = ("release", "number", "build")
+_LONGEST = 64 * 1024
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -63,10 +64,7 @@ def fill_name(template: str, build: Build, architecture: str = "amd64") -> str:
 
 
 def read_settings(text: str) -> Settings:
-    try:
-        document = At(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"the operator's settings are not YAML: {error}.") from None
+    document = _read_yaml(text)
     document.allow("classes", "labels", "admission", "page", "instances")
     classes, labels = document.get("classes"), document.get("labels")
     classes.allow(
@@ -99,6 +97,19 @@ def read_settings(text: str) -> Settings:
     return settings
 
 
+def _read_yaml(text: str) -> At:
+    if len(text) > _LONGEST:
+        raise InvalidInput(
+            f"the operator's settings have {len(text)} characters, and at most {_LONGEST} are read."
+        )
+    try:
+        return At(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidInput(f"the operator's settings are not YAML: {error}.") from None
+    except RecursionError:
+        raise InvalidInput("the operator's settings are nested too deeply.") from None
+
+
 def _admission(at: At) -> Admission:
     at.allow(
         "enabled",
@@ -128,16 +139,15 @@ def _template(at: At, default: str) -> str:
     """Tried on a build, so that a name the API would refuse is refused here, with its field."""
     template = at.text() or default
     try:
-        places = {place for _, place, *_ in string.Formatter().parse(template) if place is not None}
-        name = fill_name(template, Build(10, 0, 17763))
-    except (ValueError, KeyError, IndexError, AttributeError):
-        places, name = {template}, ""
-    if not places or not places <= set(_PLACES):
+        parts = [part for part in string.Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        parts = []
+    if not parts or any(place not in _PLACES or how or into for _, place, how, into in parts):
         known = ", ".join(f"{{{place}}}" for place in _PLACES)
         raise InvalidField(
             at.path, f'is "{template}", and must have one of {known} in it, and no other braces'
         )
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(fill_name(template, Build(10, 0, 17763))):
         raise InvalidField(
             at.path, f'is "{template}", and a class\'s name is of a-z, 0-9, - and . only'
         )
