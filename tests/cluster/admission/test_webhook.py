@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -27,10 +27,11 @@ from tests.e2e.objects import (
 )
 from tests.images.registries import StandIn, serve
 from tests.images.samples import index, windows
+from winpod.cluster.admission import limits
 from winpod.cluster.admission.looking_up import Images
 from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.pull_secrets import PullSecrets
-from winpod.cluster.admission.webhook import MUTATE_PODS, VALIDATE_PODS, Webhook
+from winpod.cluster.admission.webhook import MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS, Webhook
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.view import CLASSES, NODES, PODS, View
 
@@ -150,3 +151,182 @@ class TestAnOperatorThatHasJustBegun:
             answered = await webhook.review(VALIDATE_PODS, pod("app:1"), patience="1s")
             assert (answered.status, answered.seconds < 1) == (503, True)
             api.silent[CONFIG_MAPS].set()
+
+
+def deployment(image: str, **spec: Any) -> Object:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {"template": {"spec": pod(image, **spec)["spec"]}},
+    }
+
+
+@asynccontextmanager
+async def asking_with_image() -> AsyncIterator[tuple[Asking, str, StandInApi]]:
+    """The image is for Windows Server 2022."""
+    api = StandInApi(cluster())
+    async with serve(StandIn(index(V2022))) as address, asking(api) as webhook:
+        yield webhook, f"{address}/app:1", api
+
+
+class TestWhatIsAsked:
+    async def test_is_about_pods_that_are_to_be_created_and_nothing_else(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            against = pod(image, runtimeClassName="windows-2019")
+            exec_ = {"kind": "PodExecOptions", "apiVersion": "v1", "command": ["cmd"]}
+            for path in (MUTATE_PODS, VALIDATE_PODS):
+                for operation, obj in (
+                    ("UPDATE", against),
+                    ("DELETE", None),
+                    ("CONNECT", exec_),
+                    ("CREATE", None),
+                    ("CREATE", {}),
+                    ("CREATE", deployment(image)),
+                ):
+                    answered = await webhook.review(path, obj, operation=operation)
+                    assert answered.response == {"uid": "u", "allowed": True}, operation
+            for obj in (None, {}, against, {"kind": "Scale", "apiVersion": "autoscaling/v1"}):
+                answered = await webhook.review(WARN_WORKLOADS, obj, operation="UPDATE")
+                assert answered.response == {"uid": "u", "allowed": True}
+
+    async def test_is_a_review_of_the_version_that_is_answered(self) -> None:
+        async with asking_with_image() as (webhook, _, __):
+            request = '{"uid": "u", "object": %s}'
+            for body in (
+                "",
+                "[]",
+                "{}",
+                '{"request": {"uid": "u", "operation": "PATCH"}}',
+                '{"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "u"}}',
+                '{"request": %s}' % (request % ('{"a":' * 5000 + "1" + "}" * 5000)),
+            ):
+                answered = await webhook.post(VALIDATE_PODS, body.encode())
+                assert (answered.status, answered.seconds < 1) == (400, True)
+            good = '{"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u"}}'
+            assert (await webhook.post(VALIDATE_PODS, good.encode())).response["allowed"]
+
+    async def test_may_be_about_a_pod_of_ten_megabytes(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            large = pod(image)
+            large["metadata"]["annotations"] = {f"a{n}": "x" * 100_000 for n in range(100)}
+            answered = await webhook.review(MUTATE_PODS, large)
+            assert answered.patches == {"/spec/runtimeClassName": "windows-2022"}
+
+
+class TestPodsThatSayTooMuch:
+    MANY: ClassVar[dict[str, Object]] = {
+        "containers": {"containers": [{"name": f"c{n}", "image": "app"} for n in range(5000)]},
+        "labels in its nodeSelector": {"nodeSelector": {f"key{n}": "x" for n in range(20_000)}},
+        "tolerations": {"tolerations": [{"key": f"key{n}"} for n in range(20_000)]},
+        "pull secrets": {"imagePullSecrets": [{"name": f"login{n}"} for n in range(5000)]},
+        "resources that they ask for": {
+            "resources": {"requests": {f"example.test/{n}": "1" for n in range(5000)}}
+        },
+        "words in its node affinity": {
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": f"key{n}", "operator": "Exists"}]}
+                            for n in range(5000)
+                        ]
+                    }
+                }
+            }
+        },
+    }
+
+    async def test_are_let_in_at_once_with_a_warning(self) -> None:
+        assert self.MANY.keys() == limits.MOST.keys()
+        async with asking_with_image() as (webhook, image, _):
+            for what, spec in self.MANY.items():
+                many = pod(image, **spec)
+                answered = await webhook.review(VALIDATE_PODS, many)
+                assert (answered.response["allowed"], answered.seconds < 1) == (True, True)
+                assert what in answered.response["warnings"][0]
+                assert (await webhook.review(MUTATE_PODS, many)).patches == {}
+                silent = await webhook.review(WARN_WORKLOADS, deployment(image, **spec))
+                assert silent.response == {"uid": "u", "allowed": True}
+
+    async def test_are_refused_where_people_want_to_know_what_they_let_in(self) -> None:
+        api = StandInApi(cluster() | {CONFIG_MAPS: [configured("admission: {failOpen: false}")]})
+        async with asking(api) as webhook:
+            many = pod("app:1", **self.MANY["tolerations"])
+            answered = await webhook.review(VALIDATE_PODS, many)
+            assert "more than 200 tolerations" in answered.response["status"]["message"]
+
+
+class TestStrangePods:
+    async def test_get_the_class_of_whatever_images_they_have(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            started = [{"name": "init", "image": image}]
+            digest = f"{image.rpartition(':')[0]}@{index(V2022).root.digest}"
+            for spec in (
+                {"initContainers": started},
+                {"containers": [{"name": "c", "image": digest}]},
+                {"ephemeralContainers": [{"name": "debug", "image": "127.0.0.1:1/x"}]},
+            ):
+                answered = await webhook.review(MUTATE_PODS, pod(image, **spec))
+                assert answered.patches == {"/spec/runtimeClassName": "windows-2022"}, spec
+
+    async def test_without_an_image_are_left_to_the_api_server(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            for containers in ([{"name": "c"}], [], None):
+                for path in (MUTATE_PODS, VALIDATE_PODS):
+                    answered = await webhook.review(path, pod(image, containers=containers))
+                    assert answered.response == {"uid": "u", "allowed": True}
+
+    async def test_for_linux_with_an_image_for_windows_are_refused_once_that_is_known(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            for_linux = pod(image, os={"name": "linux"})
+            assert (await webhook.review(VALIDATE_PODS, for_linux)).response["allowed"]
+            await webhook.review(VALIDATE_PODS, pod(image))
+            refused = (await webhook.review(VALIDATE_PODS, for_linux)).response
+            assert "is for windows only" in refused["status"]["message"]
+
+    async def test_that_are_refused_are_remembered_by_name_unless_it_was_a_dry_run(self) -> None:
+        async with asking_with_image() as (webhook, image, _):
+            against = pod(image, runtimeClassName="windows-2019")
+            del against["metadata"]["name"]
+            against["metadata"]["generateName"] = "web-"
+            for more in ({"dryRun": True}, {"namespace": NAMESPACE}, {"namespace": "kube-system"}):
+                await webhook.review(VALIDATE_PODS, against, **more)
+            assert list(webhook.webhook.refusals) == []
+            await webhook.review(VALIDATE_PODS, against)
+            assert [(one.namespace, one.name) for one in webhook.webhook.refusals] == [
+                ("apps", "web-")
+            ]
+
+
+class TestWhileTheClusterChanges:
+    async def until(self, webhook: Asking, obj: Object, patches: dict[str, Any]) -> None:
+        deadline = time.monotonic() + 10
+        while (found := (await webhook.review(MUTATE_PODS, obj)).patches) != patches:
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.02)
+
+    async def test_a_class_that_is_deleted_is_given_to_nobody(self) -> None:
+        async with asking_with_image() as (webhook, image, api):
+            new = pod(image)
+            await self.until(webhook, new, {"/spec/runtimeClassName": "windows-2022"})
+            api.tell(CLASSES, "DELETED", runtime_class("windows-2022", PROCESS, BUILD_2022))
+            await self.until(webhook, new, {})
+            named = pod(image, runtimeClassName="windows-2022")
+            answered = await webhook.review(VALIDATE_PODS, named)
+            assert 'there is no RuntimeClass "windows-2022"' in answered.response["warnings"][0]
+
+    async def test_settings_that_are_no_use_change_nothing_and_none_are_the_default(self) -> None:
+        async with asking_with_image() as (webhook, image, api):
+            new, classed = pod(image), {"/spec/runtimeClassName": "windows-2022"}
+            await self.until(webhook, new, classed)
+            api.tell(CONFIG_MAPS, "ADDED", configured("admission: {exemptNamespaces: [apps]}"))
+            await self.until(webhook, new, {})
+            for garbage in ("[" * 1000, "admission: 3", "x" * 900_000):
+                api.tell(CONFIG_MAPS, "MODIFIED", configured(garbage))
+            api.tell(CONFIG_MAPS, "MODIFIED", {"metadata": {"name": "winpod-operator"}})
+            await self.until(webhook, new, classed)
+            api.tell(CONFIG_MAPS, "MODIFIED", configured("admission: {enabled: false}"))
+            await self.until(webhook, new, {})
+            api.tell(CONFIG_MAPS, "DELETED", configured(""))
+            await self.until(webhook, new, classed)

@@ -21,6 +21,7 @@ from winpod.cluster.admission.choosing import (
     only_has_to_wait,
 )
 from winpod.cluster.admission.contradictions import find_contradiction
+from winpod.cluster.admission.limits import too_much
 from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.admission.patches import Patch, patches_for
 from winpod.cluster.admission.reasons import describe_placement, describe_stray
@@ -72,10 +73,11 @@ class Answer:
 def read_pod(obj: Mapping[str, Any]) -> Pod | None:
     """None for what is not ours to judge: a node's own pod, or one that the API server refuses.
 
-    An annotation that cannot be read is as if it were not there, as it is to nodes.
+    Nor for one that says too much. An annotation that cannot be read is as if it were not there, as
+    it is to nodes.
     """
     try:
-        if At(obj).get("metadata", "annotations", _MIRROR):
+        if At(obj).get("metadata", "annotations", _MIRROR) or too_much(obj):
             return None
     except InvalidInput:
         return None
@@ -94,6 +96,8 @@ def read_template(obj: Mapping[str, Any]) -> tuple[Mapping[str, Any], Path, Pod]
         if not path:
             return None
         template = At(obj).get(*map(str, path))
+        if too_much(template.value):
+            return None
         every_node = obj.get("kind") == "DaemonSet"
         pod = Pod.from_template(template.value, path, every_node=every_node)
     except InvalidInput:
@@ -146,6 +150,10 @@ def fill_in(obj: Mapping[str, Any], met: Circumstances, looked: Looked) -> tuple
 
 def decide(obj: Mapping[str, Any], met: Circumstances, looked: Looked) -> Decision:
     """About a Pod object that is to be created."""
+    if excess := too_much(obj):
+        told = _unchecked((excess,))
+        is_let_in = met.settings.admission.fail_open
+        return Decision(Fate.UNKNOWN, *(((told,), "") if is_let_in else ((), told)))
     pod = read_pod(obj)
     if pod is None:
         return Decision()

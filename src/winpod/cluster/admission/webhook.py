@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -41,6 +41,7 @@ from winpod.node.certificates import utc_now
 from winpod.windows.objects import Pod
 
 MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS = "/pods/mutate", "/pods/validate", "/workloads"
+_VERSION: Final = "admission.k8s.io/v1"
 _SPARE_SECONDS = 0.5
 """Left of the API server's patience when images have not been found out."""
 _LEAST_SECONDS = 0.05
@@ -52,14 +53,16 @@ _log = logging.getLogger(__name__)
 
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
+    operation: Literal["CREATE", "UPDATE", "DELETE", "CONNECT"] = "CREATE"
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
     namespace: str = ""
     dry_run: bool = False
 
 
-class _Review(msgspec.Struct):
+class _Review(msgspec.Struct, rename="camel"):
     request: _Request
+    api_version: Literal["admission.k8s.io/v1"] = _VERSION
 
 
 _Answer = tuple[str, dict[str, Any]]
@@ -152,6 +155,8 @@ class Webhook:
             return web.Response(body=body, content_type="application/json")
         except msgspec.DecodeError as error:
             return web.Response(status=400, text=f"this is no AdmissionReview: {error}\n")
+        except RecursionError:
+            return web.Response(status=400, text="this is nested too deeply\n")
         finally:
             self._metrics.count_review(webhook, outcome, time.monotonic() - began)
 
@@ -172,15 +177,17 @@ class Webhook:
     def _budget(self, request: web.Request) -> float:
         """The API server says how long it waits."""
         wanted = self._settings.now.admission.budget_seconds
-        patience = re.fullmatch(r"(\d+)s", request.query.get("timeout", ""))
+        patience = re.fullmatch(r"(\d{1,4})s", request.query.get("timeout", ""))
         if patience is None:
             return wanted
         return max(_LEAST_SECONDS, min(wanted, int(patience[1]) - _SPARE_SECONDS))
 
     async def _fill_in(self, review: _Request, until: float) -> _Answer:
-        obj, looking = review.object, self._looking(review, until)
-        if obj is None or looking is None:
+        obj = self._new_pod(review)
+        pod = read_pod(obj) if obj else None
+        if obj is None or pod is None:
             return _UNTOUCHED
+        looking = _Looking(pod, review.namespace, "", until)
         looked = await self._look_up(looking)
         patches = self._judge(fill_in, obj, looked)
         if not patches and _is_doubtful(self._judge(decide, obj, looked), looked):
@@ -191,16 +198,19 @@ class Webhook:
         return "filled-in", {"allowed": True, "patchType": "JSONPatch", "patch": patch}
 
     async def _decide_pod(self, review: _Request, until: float) -> _Answer:
-        obj, looking = review.object, self._looking(review, until)
-        if obj is None or looking is None:
+        obj = self._new_pod(review)
+        if obj is None:
             return _UNTOUCHED
+        pod = read_pod(obj)
+        if pod is None:
+            return self._answer(review, self._judge(decide, obj, {}))
+        looking = _Looking(pod, review.namespace, "", until)
         return self._answer(review, await self._decide(decide, obj, looking))
 
-    def _looking(self, review: _Request, until: float) -> _Looking | None:
-        """None for a pod that is not ours to judge."""
-        obj = review.object
-        pod = read_pod(obj) if obj and self._is_ours(review.namespace) else None
-        return _Looking(pod, review.namespace, "", until) if pod else None
+    def _new_pod(self, review: _Request) -> Mapping[str, Any] | None:
+        """None for what is there already, and where nobody wants to be looked after."""
+        is_asked_about = review.operation == "CREATE" and self._is_ours(review.namespace)
+        return review.object if is_asked_about else None
 
     async def _decide_workload(self, review: _Request, until: float) -> _Answer:
         obj = review.object
@@ -208,7 +218,7 @@ class Webhook:
         if obj is None or found is None or _is_owned(obj) or _is_same(found, review.old_object):
             return _UNTOUCHED
         template, _, pod = found
-        account = template["spec"].get("serviceAccountName") or "default"
+        account = str(template["spec"].get("serviceAccountName") or "default")
         looking = _Looking(pod, review.namespace, account, until)
         return self._answer(review, await self._decide(decide_template, obj, looking))
 
@@ -286,7 +296,7 @@ def _is_doubtful(decision: Decision, looked: Looked) -> bool:
 
 
 def _as_review(response: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
 
 
 def _is_owned(obj: Mapping[str, Any]) -> bool:
