@@ -99,6 +99,27 @@ def test_what_is_played_is_spoken_of_as_kubectl_does(run: Run, home: Path) -> No
     assert run("down").out == "Nothing is played.\n"
 
 
+def test_what_cannot_be_played_is_a_sentence_and_starts_nothing(run: Run, home: Path) -> None:
+    (home / "empty.yaml").write_text("---\n")
+    (home / "no.yaml").write_text("a: [b\n")
+    for name, words in (
+        ("empty.yaml", "empty.yaml has no objects in it."),
+        ("no.yaml", "this is not YAML"),
+        ("none.yaml", "none.yaml: No such file"),
+    ):
+        refused = run("play", f"{home}/{name}")
+        assert (refused.code, words in refused.err) == (2, True), refused.err
+    assert not (home / "root/play").exists()
+
+
+def test_what_is_not_played_is_told_by_its_kind(run: Run, home: Path) -> None:
+    run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
+    assert "There is no pod of svc/db here." in run("port-forward", "svc/db", "5432").err
+    assert "There is no pod of deploy/no here." in run("exec", "deploy/no", "--", "cmd").err
+    wrong = run("logs", "sts/db", "-c", "other")
+    assert 'db-0 has no container "other". It has: beside, main.' in wrong.err
+
+
 def test_the_next_command_goes_on_where_a_killed_process_was(run: Run, home: Path) -> None:
     run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
     serving = json.loads((home / "root/nodes/win-2022/runtime/serving.json").read_text())

@@ -10,6 +10,8 @@ from winpod.cli.exec import wrapped
 from winpod.cli.foreground import shell_code
 from winpod.cli.main import main
 from winpod.cli.run_options import (
+    check_address,
+    check_hostname,
     check_name,
     describe_ports,
     hostname_for,
@@ -110,11 +112,20 @@ def test_a_file_of_variables_has_comments() -> None:
         lambda: parse_cpus("none", 2),
         lambda: check_name("-x"),
         lambda: check_name("a/b"),
+        lambda: check_hostname("bad_name"),
+        lambda: check_hostname("-box"),
+        lambda: check_hostname("b" * 64),
+        lambda: check_address("dns.example"),
     ],
 )
 def test_what_makes_no_sense_is_refused(refused: Callable[[], object]) -> None:
     with pytest.raises(InvalidInput):
         refused()
+
+
+def test_a_computers_name_and_a_name_server_are_taken_as_they_are() -> None:
+    assert check_hostname("Box-1") == "Box-1"
+    assert check_address("fd00::1") == "fd00::1"
 
 
 def test_a_name_makes_a_computer_s_name() -> None:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Clients, Namespace, Part, Target, find_container, with_runtimes
+from winpod.cli.containers import (
+    Clients,
+    Namespace,
+    Part,
+    Target,
+    find_container,
+    require_running,
+    with_runtimes,
+)
 from winpod.cli.foreground import in_foreground, shell_code
 from winpod.cli.options import Root
 from winpod.cli.terminal import check_terminal
@@ -28,6 +36,7 @@ def command(
 
     async def attach(clients: Clients) -> int:
         found = await find_container(clients, target, container, namespace)
+        require_running(found)
         has = found.container.annotations.get(STDIO_ANNOTATION, "").split()
         if "tty" in has and not no_stdin:
             check_terminal()

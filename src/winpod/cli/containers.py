@@ -50,6 +50,10 @@ Namespace = Annotated[
 ]
 
 
+class NotRunning(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A container, its pod, and the runtime that has them."""
@@ -163,7 +167,28 @@ def choose(listed: Sequence[Listed], text: str, container: str = "", namespace: 
                 f'"{text}" can be each of {several}.',
                 "Write more of the id, or choose with -c and -n.",
             )
-    raise NotFound(f'There is no container "{text}".', "`winpod ps -a` lists them.")
+    raise _nothing_named(listed, text, container)
+
+
+def _nothing_named(listed: Sequence[Listed], text: str, container: str) -> NotFound:
+    if container and (pod := of_pod(listed, text, "")):
+        name = pod[0].sandbox.metadata.name
+        others = [one for one in listed if one.sandbox.metadata.name == name]
+        names = ", ".join(sorted({one.container.metadata.name for one in others}))
+        return NotFound(f'{name} has no container "{container}".', f"It has: {names}.")
+    if owner_named(text):
+        advice = "`winpod ps --pods` lists pods; name one, or what made it: deploy/web."
+        return NotFound(f"There is no pod of {text} here.", advice)
+    return NotFound(f'There is no container "{text}".', "`winpod ps -a` lists them.")
+
+
+def require_running(found: Listed) -> None:
+    """For what only a container that runs can do."""
+    if not found.is_running:
+        raise NotRunning(
+            f"{found.name} does not run: it has ended, or was not started.",
+            f"`winpod ps -a` tells how it ended, `winpod logs {found.name}` what it wrote.",
+        )
 
 
 def of_pod(listed: Sequence[Listed], text: str, container: str) -> list[Listed]:

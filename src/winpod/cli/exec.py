@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.containers import Clients, Namespace, Part, Target, find_container, with_runtimes
+from winpod.cli.containers import (
+    Clients,
+    Namespace,
+    Part,
+    Target,
+    find_container,
+    require_running,
+    with_runtimes,
+)
 from winpod.cli.foreground import failures_as_docker_tells_them, shell_code
 from winpod.cli.options import Root
 from winpod.cli.run_options import parse_variable
@@ -49,6 +57,7 @@ def command(
 
     async def execute(clients: Clients) -> int:
         found = await find_container(clients, target, container, namespace)
+        require_running(found)
         request = api.ExecRequest(
             container_id=found.id,
             cmd=line,

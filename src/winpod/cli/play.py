@@ -147,8 +147,13 @@ def _serve(config: Config) -> None:
 
 
 async def _play(asked: _Asked, config: Config, seconds: float, watch: bool, output: Format) -> bool:
+    documents, stamp = asked.read(), asked.stamp()
+    if not documents:
+        raise InvalidInput(
+            f"There is nothing to play: {', '.join(asked.sources)} has no objects in it.",
+            "Name a manifest with a Pod or a Deployment, for one.",
+        )
     async with play_of(config.root, config) as client:
-        documents, stamp = asked.read(), asked.stamp()
         good = await _apply(client, asked, documents, config, seconds, output)
         while watch:
             await asyncio.sleep(_WATCH_SECONDS)

@@ -22,7 +22,8 @@ def print_played(state: dict[str, Any]) -> None:
         print(line)
     for service in state["services"]:
         for place in service["published"]:
-            print(f"service {service['name']} is at http://{_local(place)}")
+            if not any(trouble.startswith(f"{place}/") for trouble in state["troubles"]):
+                print(f"service {service['name']} is at http://{_local(place)}")
     for trouble in state["troubles"]:
         print(f"warning: {trouble}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from winpod.cli.containers import Clients, Listed, Namespace, Target, find_container, with_runtimes
 from winpod.cli.options import Root
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.streaming.client import forward_port
+from winpod.cri.streaming.client import SessionFailed, forward_port
 from winpod.windows.errors import InvalidInput, WinpodError
 
 _PORTS = range(1, 65536)
@@ -60,6 +61,9 @@ async def _listen(found: Listed, address: str, local: int, remote: int) -> async
             request = api.PortForwardRequest(pod_sandbox_id=found.sandbox.id, port=[remote])
             url = (await found.client.call("PortForward", request)).url
             await forward_port(url, reader, writer)
+        except SessionFailed:
+            sentence = f"{found.name} does not answer at port {remote}. Does it listen there?"
+            print(f"winpod: {sentence}", file=sys.stderr)
         except WinpodError as error:
             print(f"winpod: {error}", file=sys.stderr)
         finally:
@@ -68,4 +72,8 @@ async def _listen(found: Listed, address: str, local: int, remote: int) -> async
     try:
         return await asyncio.start_server(serve, address, local)
     except OSError as error:
-        raise InvalidInput(f"{address}:{local} cannot be listened at: {error.strerror}.") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise InvalidInput(
+            f"{address}:{local} of this machine cannot be listened at: {why}.",
+            f"Choose another port, or :{remote} for any that is free.",
+        ) from None

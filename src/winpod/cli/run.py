@@ -16,6 +16,8 @@ from winpod.cli.foreground import failures_as_docker_tells_them, in_foreground, 
 from winpod.cli.options import Root
 from winpod.cli.run_image import Isolation, PullPolicy, handler_for, obtain_image
 from winpod.cli.run_options import (
+    check_address,
+    check_hostname,
     check_name,
     describe_ports,
     describe_stdio,
@@ -137,9 +139,9 @@ def command(
             detach,
             api.PodSandboxConfig(
                 metadata=api.PodSandboxMetadata(name=name, namespace=_NAMESPACE, uid=name),
-                hostname=hostname or hostname_for(name),
+                hostname=check_hostname(hostname) if hostname else hostname_for(name),
                 log_directory=str(log_directory(config.root) / name),
-                dns_config=api.DNSConfig(servers=dns or ()),
+                dns_config=api.DNSConfig(servers=[check_address(text) for text in dns or ()]),
                 port_mappings=ports,
                 labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if remove else {})},
                 annotations={PORTS_ANNOTATION: describe_ports(ports)} if ports else {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 
 from winpod.cri.proto import api_pb2 as api
@@ -11,6 +12,7 @@ from winpod.windows.errors import InvalidInput
 from winpod.windows.quantities import parse_quantity
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}", re.ASCII)
+_HOSTNAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?", re.ASCII)
 _PORT = re.compile(r"(?:(.+):)?(\d+):(\d+)(?:/(tcp|udp|sctp))?", re.ASCII)
 _DESTINATION = re.compile(r"[a-zA-Z]:|\\\\", re.ASCII)
 _PROTOCOLS = {"tcp": api.TCP, "udp": api.UDP, "sctp": api.SCTP}
@@ -109,6 +111,24 @@ def check_name(name: str) -> str:
             "Use up to 63 letters, digits, -, _ and ., and begin with a letter or a digit.",
         )
     return name
+
+
+def check_hostname(name: str) -> str:
+    if not _HOSTNAME.fullmatch(name):
+        raise InvalidInput(
+            f'"{name}" is not a name for a computer.',
+            "Use up to 63 letters, digits and -, and begin and end with a letter or a digit.",
+        )
+    return name
+
+
+def check_address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise InvalidInput(
+            f'"{text}" is not the address of a name server.', "Write one such as 1.1.1.1."
+        ) from None
 
 
 def hostname_for(name: str) -> str:

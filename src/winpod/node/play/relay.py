@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -61,13 +62,19 @@ class Relays:
             try:
                 await relay.open()
             except OSError as error:
-                self.troubles[port] = f"{port} cannot be opened: {os.strerror(error.errno or 0)}."
+                self.troubles[port] = _trouble(port, error)
                 continue
             self.troubles.pop(port, None)
             self._open[port] = relay
 
     async def close(self) -> None:
         await self.update({})
+
+
+def _trouble(port: Port, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{port} is taken by another program. End that, or choose another port."
+    return f"{port} cannot be opened: {os.strerror(error.errno or 0)}."
 
 
 class _Relay:
