@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli.winpod import Ran, winpod
 from winpod.cri.serving import read_serving
+from winpod.images.store_lock import FileLock
 
 Run = Callable[..., Ran]
 
@@ -121,6 +123,34 @@ def test_ctrl_c_stops_what_runs_in_the_foreground(run: Run, home: Path) -> None:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 0
+
+
+def test_what_needs_a_running_container_says_that_it_has_ended(run: Run) -> None:
+    run("run", "-d", "--name", "web", "IMAGE")
+    run("stop", "web")
+    for command in (("exec", "web", "cmd"), ("attach", "web")):
+        assert "web does not run: it has ended" in run(*command).err
+
+
+def test_a_port_that_is_taken_is_not_forwarded(run: Run) -> None:
+    run("run", "-d", "--name", "web", "IMAGE")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("port-forward", "web", f"{port}:80")
+    words = f"127.0.0.1:{port} of this machine cannot be listened at: Address already in use. "
+    assert words in refused.err
+
+
+def test_ctrl_c_ends_a_command_that_waits_for_another_to_start_the_runtime(home: Path) -> None:
+    (home / "root/runtime").mkdir(parents=True)
+    lock = FileLock.take(home / "root/runtime/starting")
+    environment = {**os.environ, "HOME": str(home)}
+    with subprocess.Popen([sys.executable, "-m", "winpod", "ps"], env=environment) as waiting:
+        time.sleep(2)
+        assert waiting.poll() is None
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(10) == 130
+    lock.release()
 
 
 def test_a_runtime_that_nobody_needs_ends_by_itself(home: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from winpod.images.errors import NoSpace
 from winpod.windows.errors import Unavailable
 
 START_SECONDS = 60
 _LOG_LIMIT = 1024 * 1024
+_LITTLE = 1024 * 1024
 _Found = TypeVar("_Found")
 
 
@@ -32,6 +35,11 @@ async def start_in_background(
                 await asyncio.sleep(0.02)
     except TimeoutError:
         process.terminate()
+    if shutil.disk_usage(log.parent).free < _LITTLE:
+        raise NoSpace(
+            f"The disk of {log.parent} is full, and nothing can start there.",
+            "Free some of it, or choose another place with --root.",
+        )
     raise Unavailable(_last_words(log, before) or f"The process did not start. See {log}.")
 
 

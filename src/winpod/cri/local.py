@@ -79,8 +79,13 @@ class RuntimeBusy(Unavailable):
 @asynccontextmanager
 async def assembled(place: Place) -> AsyncIterator[Server]:
     """All of it; waits a little for a runtime that is just ending."""
-    place.own.mkdir(parents=True, exist_ok=True)
-    lock = await _locked(place)
+    try:
+        place.own.mkdir(parents=True, exist_ok=True)
+        lock = await _locked(place)
+    except PermissionError:
+        raise PermissionDenied(
+            f"{place.own} cannot be written by this user.", "Use sudo, or choose another --root."
+        ) from None
     try:
         backend, networks = _simulated(place) if place.is_simulated else _real(place)
         state = State(place.own / "state.db")

@@ -26,6 +26,7 @@ from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, W
 IDLE_SECONDS = 120
 _ANSWER_SECONDS = 20
 _LONGEST_SOCKET = 107
+_NOBODY = "Nobody serves Windows containers for {}"
 
 
 def own_directory(root: Path) -> Path:
@@ -145,10 +146,11 @@ async def _until_ready(client: Client) -> None:
 async def _started(root: Path, host: Build | None, insist: bool) -> Found:
     try:
         own_directory(root).mkdir(parents=True, exist_ok=True)
-        lock = await asyncio.to_thread(FileLock.take, own_directory(root) / "starting")
+        lock = await FileLock.wait_for(own_directory(root) / "starting")
     except PermissionError:
+        what = "The runtime of {} is another user's" if read_serving(root) else _NOBODY
         raise PermissionDenied(
-            f"Nobody serves Windows containers for {root}, and this user may not write there.",
+            f"{what.format(root)}, and this user may not write there.",
             "Use sudo, or have root start `winpod runtime`.",
         ) from None
     try:

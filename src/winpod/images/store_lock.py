@@ -6,10 +6,13 @@ gone, so a lock that can be taken belongs to nobody who lives. Process ids would
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from pathlib import Path
 from typing import Self
+
+_LOOK_SECONDS = 0.05
 
 
 class FileLock:
@@ -25,6 +28,14 @@ class FileLock:
         while True:
             if lock := cls._open(path, fcntl.LOCK_EX):
                 return lock
+
+    @classmethod
+    async def wait_for(cls, path: Path) -> Self:
+        """As `take`, but whoever waits can be cancelled."""
+        while True:
+            if lock := cls.try_take(path):
+                return lock
+            await asyncio.sleep(_LOOK_SECONDS)
 
     @classmethod
     def try_take(cls, path: Path) -> Self | None:

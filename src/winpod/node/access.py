@@ -111,7 +111,8 @@ def read_kubeconfig(file: Path) -> Access:
     except FileNotFoundError:
         raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
     except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
-        raise InvalidInput(f"{file} is not a kubeconfig that can be used: {error}") from None
+        why = " ".join(str(error).split())
+        raise InvalidInput(f"{file} is not a kubeconfig that can be used: {why}") from None
 
 
 def token_access(url: str, token: str, authority: bytes = b"") -> Access:

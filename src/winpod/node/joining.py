@@ -51,7 +51,7 @@ from winpod.node.server_parts import Parts
 from winpod.node.settings import NodeSettings
 from winpod.node.splitting import Part
 from winpod.node.volumes import Volumes
-from winpod.windows.errors import InvalidInput, Unavailable
+from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable
 
 _RETRY_SECONDS = 2.0
 _log = logging.getLogger(__name__)
@@ -128,7 +128,12 @@ class Joined:
 
 async def run_node(node: Joined, part: Part) -> None:
     """Until it is cancelled. Pods go on then."""
-    node.root.mkdir(parents=True, exist_ok=True)
+    try:
+        node.root.mkdir(parents=True, exist_ok=True)
+    except PermissionError:
+        raise PermissionDenied(
+            f"{node.root} cannot be written by this user.", "Use sudo, or choose another --root."
+        ) from None
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(_runtime(node))
         access = await node.cluster.access(node.identity)

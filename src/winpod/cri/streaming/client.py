@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 
@@ -33,6 +35,16 @@ class SessionLost(Unavailable):
         super().__init__(
             "The connection to the runtime was lost; what runs in the container goes on.",
             "`winpod attach` joins it again.",
+        )
+
+
+class NoAnswer(Unavailable):
+    def __init__(self, url: str, error: Exception) -> None:
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else str(error) or "it takes too long"
+        super().__init__(
+            f"The runtime does not answer at {urlsplit(url).netloc}: {why}.",
+            "It listens in the network namespace that it was started in, and nowhere else.",
         )
 
 
@@ -97,9 +109,7 @@ async def open_session(url: str) -> AsyncIterator[Session]:
             socket = await http.ws_connect(url, protocols=(_PROTOCOL,), max_msg_size=0)
             await socket.receive()  # an empty message, when all is set up
         except (ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(
-                f"The runtime does not answer at {url.rpartition('/')[0]}: {error}."
-            ) from None
+            raise NoAnswer(url, error) from None
         session = Session(socket)
         staying = asyncio.create_task(session.stay())
         try:
@@ -118,7 +128,7 @@ async def forward_port(
         try:
             socket = await http.ws_connect(url, protocols=(_PORT_PROTOCOL,), max_msg_size=0)
         except (ClientError, OSError, TimeoutError) as error:
-            raise Unavailable(f"The runtime does not answer: {error}.") from None
+            raise NoAnswer(url, error) from None
         sending = asyncio.create_task(_send_all(reader, socket))
         try:
             await _receive_all(socket, writer)

@@ -67,6 +67,9 @@ async def answering(root: Path) -> PlayClient | None:
     except WinpodError:
         await client.close()
         return None
+    except BaseException:
+        await client.close()
+        raise
     return client
 
 
@@ -91,7 +94,7 @@ async def _started(root: Path, config: Config) -> PlayClient:
             f"{socket} is too long a path for a socket.", "Use a shorter --root, or a link to it."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    lock = await asyncio.to_thread(FileLock.take, folder / "starting")
+    lock = await FileLock.wait_for(folder / "starting")
     try:
         if found := await answering(root):
             return found
