@@ -88,7 +88,7 @@ class Metadata(DictMixin, rename="camel", omit_defaults=True):
     finalizers: list[str] = msgspec.field(default_factory=list)
 
 
-class WindowsUpgrade(DictMixin, rename="camel"):
+class WindowsUpgrade(DictMixin, rename="camel", omit_defaults=False):
     metadata: Metadata
     spec: dict[str, Any]
     status: Status = msgspec.field(default_factory=Status)
