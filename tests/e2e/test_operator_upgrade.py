@@ -333,6 +333,11 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         assert not retiring(plane)
         assert class_of(plane, "free") == "windows-2019"
         assert nodes_of(plane, "free") <= {"old-a", "old-b"}
+        began = found(plane, UPGRADE)["metadata"]["uid"]
+        again = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
+        assert again.returncode == 0, again.stderr
+        assert found(plane, UPGRADE)["metadata"]["uid"] != began
+        assert nodes_of(plane, "free") == {"new-a"}
         plane.request("DELETE", "/api/v1/nodes/old-late")
 
 
@@ -405,16 +410,17 @@ def has_older_labels(plane: ControlPlane, name: str) -> bool:
 
 @pytest.fixture
 def bare_cluster(plane: ControlPlane) -> Iterator[None]:
-    """Objects that nobody looks after: an old node, a new one, a class, a workload."""
+    """Objects that nobody looks after: old nodes, a new one, a class, a workload."""
     add_nodes(
         plane,
         windows_node("old-a", BUILD_2019),
+        windows_node("old-b", BUILD_2019),
         windows_node("new-a", BUILD_2022, handlers=(PROCESS, GUEST)),
     )
     ours = {"labels": {"app.kubernetes.io/managed-by": "winpod"}, "name": "windows-2019"}
     plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019) | {"metadata": ours})
     idle_deployment(plane, "windows-2019")
-    for name in ("old-a", "new-a"):
+    for name in ("old-a", "old-b", "new-a"):
         eventually(partial(has_older_labels, plane, name))
     yield
     plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")
@@ -509,5 +515,5 @@ def test_an_old_node_that_comes_back_under_its_name_is_taken_in_anew(plane: Cont
     asyncio.run(upgrade_until(api, NAME, "Done"))
     steps = [steps_of(plane, do)["old-a"] for do in ("cordon", "drain", "remove-node")]
     assert [step["before"]["uid"] for step in steps] == [uid] * 3
-    assert [s["do"] for s in status(plane)["steps"]].count("cordon") == 1
+    assert [s["do"] for s in status(plane)["steps"]].count("cordon") == 2
     assert node(plane, "old-a") == {}

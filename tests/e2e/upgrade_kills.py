@@ -14,7 +14,7 @@ from winpod.node.api import ApiServer
 
 
 class DyingServer(ApiServer):
-    """Whoever uses it dies after so many of its writes, which are made."""
+    """Whoever uses it dies after so many of its writes, which are made; those after are not."""
 
     def __init__(self, access: Access, writes: int) -> None:
         super().__init__(access)
@@ -29,11 +29,12 @@ class DyingServer(ApiServer):
         params: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> bytes:
+        self.writes_left -= method != "GET"
+        if method != "GET" and self.writes_left < 0:
+            raise Killed
         answer = await super().request(method, path, body, params=params, content=content)
-        if method != "GET":
-            self.writes_left -= 1
-            if self.writes_left == 0:
-                raise Killed
+        if method != "GET" and self.writes_left == 0:
+            raise Killed
         return answer
 
 

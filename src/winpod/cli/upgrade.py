@@ -137,8 +137,7 @@ async def _plan(wanted: Wanted) -> Plan:
     sources = ImageSources(layouts=layouts, offline=offline, sizes=False)
     async with _server(wanted.kubeconfig) as api, sources:
         survey = Survey(api, lambda: settings, asking(sources))
-        _, made = await survey.plan(wanted.asked)
-        return made
+        return await survey.plan(wanted.asked, await survey.scene(wanted.asked))
 
 
 def _planned(wanted: Wanted, made: Plan) -> Status:

@@ -14,7 +14,12 @@ from tests.cluster.upgrade.test_plan import (
     node,
     workload,
 )
-from winpod.cluster.upgrade.draining import LeftBehind, not_its_node, unplanned_steps
+from winpod.cluster.upgrade.draining import (
+    LeftBehind,
+    drained_together,
+    not_its_node,
+    unplanned_steps,
+)
 from winpod.cluster.upgrade.moves import Fate, Move
 from winpod.cluster.upgrade.nodes import not_its, not_old
 from winpod.cluster.upgrade.plan import Plan, Scene, plan_upgrade
@@ -73,6 +78,24 @@ def test_only_the_node_that_a_drain_was_begun_for_is_drained(
     gone = not_its_node(step, *looked(old, uid))
     assert (gone.message if gone else "").endswith(said)
     assert (gone is None) == (said == "")
+
+
+@pytest.mark.parametrize(
+    ("on", "kind", "together"),
+    [
+        ("elsewhere", "Deployment", ["a", "b", "c"]),
+        ("a", "Deployment", ["a"]),
+        ("b", "Deployment", ["a"]),
+        ("c", "Deployment", ["a", "b"]),
+        ("a", "DaemonSet", ["a", "b", "c"]),
+    ],
+)
+def test_empty_nodes_are_drained_together_and_the_others_one_by_one(
+    on: str, kind: str, together: list[str]
+) -> None:
+    scene = Scene((), (), (workload(BOTH, kind=kind, on=on),))
+    steps = [StepRecord("drain", name) for name in ("a", "b", "c")]
+    assert [step.target for step in drained_together(scene, steps)] == together
 
 
 def an_object(uid: str, build: str) -> dict[str, Any]:

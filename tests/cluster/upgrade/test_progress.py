@@ -18,11 +18,12 @@ from winpod.cluster.upgrade.progress import (
     is_to_go_back,
     is_undone_on_failure,
     most_ready,
-    next_step,
+    next_steps,
     next_to_undo,
     node_states,
     planned_status,
     some,
+    summary,
     with_conditions,
     with_steps_before,
 )
@@ -49,30 +50,50 @@ def steps(*states: str) -> list[StepRecord]:
 
 
 def test_the_first_step_that_is_not_done_is_next_and_a_failed_one_is_passed_over() -> None:
-    assert next_step(Status(steps=steps("Done", "Running", "Pending"))) == StepRecord(
-        "retire-class", "retire-class-x", "Running"
-    )
-    assert next_step(Status(steps=steps("Done", "Failed", "Pending"))).do == "patch-workload"  # type: ignore[union-attr]
-    assert next_step(Status(steps=steps("Done", "Failed"))) is None
+    (step,) = next_steps(Status(steps=steps("Done", "Running", "Pending")))
+    assert step == StepRecord("retire-class", "retire-class-x", "Running")
+    (step,) = next_steps(Status(steps=steps("Done", "Failed", "Pending")))
+    assert step.do == "patch-workload"
+    assert next_steps(Status(steps=steps("Done", "Failed"))) == []
+
+
+@pytest.mark.parametrize("do", list(Do))
+def test_only_the_steps_of_nodes_are_taken_together_and_not_too_many(do: Do) -> None:
+    several = [StepRecord(do, str(i)) for i in range(120)]
+    later = StepRecord(Do.VERIFY if do != Do.VERIFY else Do.DRAIN, "later")
+    of_nodes = do in (Do.CORDON, Do.DRAIN, Do.MARK_NODE, Do.REMOVE_NODE)
+    assert next_steps(Status(steps=several)) == several[: 100 if of_nodes else 1]
+    assert next_steps(Status(steps=[*several[:3], later])) == several[: 3 if of_nodes else 1]
 
 
 def test_nodes_and_classes_take_pods_again_before_workloads_are_sent_back() -> None:
     status = Status(steps=steps("Done", "Done", "Done", "Done", "Failed", "Pending", "Pending"))
     undone = []
-    while step := next_to_undo(status):
-        undone.append(step.do)
-        step.state = "Undone"
+    while batch := next_to_undo(status):
+        undone += [step.do for step in batch]
+        for step in batch:
+            step.state = "Undone"
     assert undone == ["cordon", "retire-class", "patch-workload", "add-class"]
 
 
 def test_the_last_of_several_is_undone_first() -> None:
-    status = Status(steps=[StepRecord("cordon", name, "Done") for name in ("a", "b")])
-    assert next_to_undo(status).target == "b"  # type: ignore[union-attr]
+    changed = Status(steps=[StepRecord("change-class", name, "Done") for name in ("a", "b")])
+    assert [step.target for step in next_to_undo(changed)] == ["b"]
+    cordoned = Status(steps=[StepRecord("cordon", name, "Done") for name in ("a", "b")])
+    assert [step.target for step in next_to_undo(cordoned)] == ["b", "a"]
 
 
 def test_a_step_that_was_only_begun_is_undone_and_one_that_was_not_is_left_alone() -> None:
     status = Status(steps=[StepRecord("cordon", "a", "Running"), StepRecord("cordon", "b")])
-    assert next_to_undo(status).target == "a"  # type: ignore[union-attr]
+    assert [step.target for step in next_to_undo(status)] == ["a"]
+
+
+def test_the_end_says_who_is_left_behind_and_what_failed() -> None:
+    assert summary(Status()) == "everything has moved"
+    failed = StepRecord("remove-node", "a", "Failed", "forbidden")
+    left = WorkloadRecord("Deployment", "shop", "old", stays=True)
+    said = summary(Status(steps=[failed], workloads=[left]))
+    assert said == "left behind: Deployment shop/old; remove-node a failed: forbidden"
 
 
 @pytest.mark.parametrize("do", list(Do))
@@ -274,6 +295,11 @@ def test_programs_read_the_same_with_the_counts_first() -> None:
     assert told["summary"] == {"new-image": 1, "hypervisor": 0, "cannot": 1}
     assert told["staying"] == ["Deployment shop/old"]
     assert told["status"]["nodes"][0] == {"name": "a", "role": "old", "state": "drained"}
+
+
+def test_an_upgrade_that_is_made_here_says_what_it_is() -> None:
+    told = msgspec.json.decode(msgspec.json.encode(WindowsUpgrade(Metadata("u"), SPEC)))
+    assert (told["apiVersion"], told["kind"]) == ("winpod.dev/v1alpha1", "WindowsUpgrade")
 
 
 def test_the_schema_has_every_field_of_a_status() -> None:

@@ -7,14 +7,16 @@ done or undone: whoever deletes an upgrade under way has it undone.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 
 from winpod.cluster.upgrade import progress
-from winpod.cluster.upgrade.asked import read_asked
+from winpod.cluster.upgrade.asked import Asked, read_asked
 from winpod.cluster.upgrade.draining import LeftBehind, Unplanned
 from winpod.cluster.upgrade.objects import MERGE
 from winpod.cluster.upgrade.resource import (
@@ -34,6 +36,7 @@ from winpod.windows.errors import InvalidInput, Unavailable, WinpodError
 
 _PASSING = frozenset((403, 409, 410))
 """Refusals that an API server takes back: while it starts, or when somebody else was faster."""
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -71,17 +74,16 @@ class Advancing:
             status.phase = progress.UNDOING
             return await self._save(upgrade, f"what was done is taken back, {why}")
         if status.phase == progress.UNDOING:
-            return await self._undo_one(upgrade, steps, asked.patience)
+            return await self._undo(upgrade, steps, asked.patience)
         if not status.started_at:
-            return await self._begin(upgrade)
-        step = progress.next_step(status)
-        if step is None:
-            return await self._settle(upgrade, progress.DONE, _summary(status))
-        return await self._do_one(upgrade, step, steps, asked.patience)
+            return await self._begin(upgrade, asked)
+        coming = progress.next_steps(status)
+        if not coming:
+            return await self._settle(upgrade, progress.DONE, progress.summary(status))
+        return await self._do(upgrade, await steps.together(coming), steps, asked.patience)
 
-    async def _begin(self, upgrade: WindowsUpgrade) -> bool:
-        asked = read_asked(upgrade.spec)
-        _, plan = await self._survey.plan(asked)
+    async def _begin(self, upgrade: WindowsUpgrade, asked: Asked) -> bool:
+        plan = await self._survey.plan(asked, await self._survey.scene(asked))
         planned = progress.planned_status(plan)
         planned.conditions = upgrade.status.conditions
         if blockers := progress.blockers(plan):
@@ -100,43 +102,76 @@ class Advancing:
         self.tell(upgrade, "UpgradePlanned", said)
         return await self._save(upgrade, said)
 
-    async def _do_one(
-        self, upgrade: WindowsUpgrade, step: StepRecord, steps: Steps, patience: int
+    async def _do(
+        self, upgrade: WindowsUpgrade, batch: Sequence[StepRecord], steps: Steps, patience: int
     ) -> bool:
         status = upgrade.status
-        if step.state == progress.PENDING:
-            if not step.before:
-                noted = await steps.before(step, status)
-                step.before = dict(noted.before)
-                status.ready = progress.most_ready(status.ready, noted.ready)
+        self._count_from_now(upgrade, batch)
+        await self._note(upgrade, [s for s in batch if s.state == progress.PENDING], steps)
+        doing = (steps.forward(step, status) for step in batch)
+        results = await asyncio.gather(*doing, return_exceptions=True)
+        made = []
+        for step, found in zip(batch, results, strict=True):
+            if isinstance(found, WinpodError) and _may_pass(found):
+                made.append((step, Progress(message=found.sentence)))
+            elif isinstance(found, WinpodError) and not isinstance(found, Unavailable):
+                return await self._stop(upgrade, step, found)
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                made.append((step, found))
+        if status.phase == progress.BLOCKED:
+            status.phase, batch[0].started_at = progress.RUNNING, self._stamp()
+        for step, one in made:
+            if not one.is_done and not one.look_again and self._is_late(step, patience):
+                late = f"after {patience} s it was not so yet: {one.message}"
+                return await self._fail(upgrade, step, late)
+        return await self._write_down(upgrade, made, progress.DONE)
+
+    async def _note(
+        self, upgrade: WindowsUpgrade, begun: Sequence[StepRecord], steps: Steps
+    ) -> None:
+        """What undoing takes, before anything is done."""
+        status = upgrade.status
+        new = [step for step in begun if not step.before]
+        for step, noted in zip(new, await _all(steps.before(s, status) for s in new), strict=True):
+            step.before = dict(noted.before)
+            status.ready = progress.most_ready(status.ready, noted.ready)
+        for step in begun:
             step.state, step.started_at = progress.RUNNING, self._stamp()
-            await self._save(upgrade, _show(step))
-        self._count_from_now(upgrade, step)
-        try:
-            made = await steps.forward(step, status)
-        except LeftBehind as error:
+        if begun:
+            await self._save(upgrade, progress.show_steps(begun))
+
+    async def _stop(self, upgrade: WindowsUpgrade, step: StepRecord, error: WinpodError) -> bool:
+        status = upgrade.status
+        if isinstance(error, LeftBehind):
             return await self._block(upgrade, step, error)
-        except Unplanned as found:
-            status.steps = progress.with_steps_before(step, status.steps, found.steps)
+        if isinstance(error, Unplanned):
+            status.steps = progress.with_steps_before(step, status.steps, error.steps)
             if too_large := progress.too_large_sentence(status):
                 return await self._fail(upgrade, step, too_large)
-            return await self._save(upgrade, found.sentence)
-        except Unavailable:
-            raise
-        except WinpodError as error:
-            if not _may_pass(error):
-                return await self._fail(upgrade, step, error.sentence)
-            made = Progress(message=error.sentence)
-        if status.phase == progress.BLOCKED:
-            status.phase, step.started_at = progress.RUNNING, self._stamp()
-        if made.is_done:
-            return await self._finish(upgrade, step, progress.DONE, made)
-        if not made.look_again and self._is_late(step, patience):
-            late = f"after {patience} s it was not so yet: {made.message}"
-            return await self._fail(upgrade, step, late)
-        step.message = made.message
-        await self._save(upgrade, f"{_show(step)}: {made.message}" if made.message else "")
-        return made.look_again
+            return await self._save(upgrade, error.sentence)
+        return await self._fail(upgrade, step, error.sentence)
+
+    async def _write_down(
+        self, upgrade: WindowsUpgrade, made: Sequence[tuple[StepRecord, Progress]], state: str
+    ) -> bool:
+        """Those that are in this state now, and what is awaited of the others."""
+        prefix = "undoing: " if state == progress.UNDONE else ""
+        done = [step for step, one in made if one.is_done]
+        for step, one in made:
+            step.message = one.message
+            if one.is_done:
+                step.state, step.finished_at = state, self._stamp()
+            elif prefix:
+                step.message = prefix + one.message
+        told = done or [step for step, _ in made]
+        said = f"{prefix}{progress.show_steps(told)}: {told[0].message}".removesuffix(": ")
+        if done:
+            reason = "StepUndone" if state == progress.UNDONE else "StepDone"
+            self.tell(upgrade, reason, said)
+        await self._save(upgrade, said)
+        return bool(done) or any(one.look_again for _, one in made)
 
     async def _block(self, upgrade: WindowsUpgrade, step: StepRecord, error: LeftBehind) -> bool:
         """It costs no patience: people have to do something, or say that nothing will be done."""
@@ -151,22 +186,31 @@ class Advancing:
 
     async def _fail(self, upgrade: WindowsUpgrade, step: StepRecord, sentence: str) -> bool:
         step.state, step.message, step.finished_at = "Failed", sentence, self._stamp()
-        said = f"{_show(step)}: {sentence}"
+        said = f"{progress.show_steps([step])}: {sentence}"
         self.tell(upgrade, "StepFailed", said, "Warning")
         if progress.is_undone_on_failure(step):
             upgrade.status.failure = said
             upgrade.status.phase = progress.UNDOING
         return await self._save(upgrade, said)
 
-    async def _undo_one(self, upgrade: WindowsUpgrade, steps: Steps, patience: int) -> bool:
-        step = progress.next_to_undo(upgrade.status)
-        if step is None:
+    async def _undo(self, upgrade: WindowsUpgrade, steps: Steps, patience: int) -> bool:
+        batch = progress.next_to_undo(upgrade.status)
+        if not batch:
             why = upgrade.status.failure or "as asked"
             return await self._settle(upgrade, progress.UNDONE, f"what was done was undone: {why}")
-        if not step.message.startswith("undoing"):
+        begun = [step for step in batch if not step.message.startswith("undoing")]
+        for step in begun:
             step.message, step.started_at = "undoing", self._stamp()
-            await self._save(upgrade, f"undoing {_show(step)}")
-        self._count_from_now(upgrade, step)
+        self._count_from_now(upgrade, batch)
+        if begun:
+            await self._save(upgrade, f"undoing {progress.show_steps(begun)}")
+        made = await _all(self._back(upgrade, step, steps, patience) for step in batch)
+        return await self._write_down(upgrade, list(zip(batch, made, strict=True)), progress.UNDONE)
+
+    async def _back(
+        self, upgrade: WindowsUpgrade, step: StepRecord, steps: Steps, patience: int
+    ) -> Progress:
+        """A refusal is no reason to keep the rest as it is."""
         try:
             made = await steps.back(step, upgrade.status)
         except Unavailable:
@@ -174,21 +218,8 @@ class Advancing:
         except WinpodError as error:
             made = Progress(is_done=not _may_pass(error), message=error.sentence)
         if not made.is_done and not made.look_again and self._is_late(step, patience):
-            made = Progress(is_done=True, message=f"not awaited any longer: {made.message}")
-        if made.is_done:
-            return await self._finish(upgrade, step, progress.UNDONE, made)
-        step.message = f"undoing: {made.message}"
-        await self._save(upgrade, f"undoing {_show(step)}: {made.message}")
-        return made.look_again
-
-    async def _finish(
-        self, upgrade: WindowsUpgrade, step: StepRecord, state: str, made: Progress
-    ) -> bool:
-        step.state, step.message, step.finished_at = state, made.message, self._stamp()
-        said = f"{_show(step)}: {made.message}" if made.message else _show(step)
-        reason = "StepUndone" if state == progress.UNDONE else "StepDone"
-        self.tell(upgrade, reason, said)
-        return await self._save(upgrade, said)
+            return Progress(is_done=True, message=f"not awaited any longer: {made.message}")
+        return made
 
     async def _settle(self, upgrade: WindowsUpgrade, phase: str, message: str) -> bool:
         upgrade.status.phase = phase
@@ -236,12 +267,13 @@ class Advancing:
     def forget_time(self) -> None:
         self._looked_at.clear()
 
-    def _count_from_now(self, upgrade: WindowsUpgrade, step: StepRecord) -> None:
+    def _count_from_now(self, upgrade: WindowsUpgrade, batch: Sequence[StepRecord]) -> None:
         """Time in which nobody could look, or no operator was there to, is no patience spent."""
-        key = (upgrade.metadata.uid, upgrade.status.phase, step.do, step.target)
-        if key not in self._looked_at:
-            self._looked_at.add(key)
-            step.started_at = self._stamp()
+        for step in batch:
+            key = (upgrade.metadata.uid, upgrade.status.phase, step.do, step.target)
+            if key not in self._looked_at:
+                self._looked_at.add(key)
+                step.started_at = self._stamp()
 
     def _is_late(self, step: StepRecord, patience: int) -> bool:
         began = datetime.fromisoformat(step.started_at)
@@ -251,17 +283,16 @@ class Advancing:
         return progress.stamp(self._clock())
 
 
+async def _all(works: Iterable[Awaitable[_T]]) -> list[_T]:
+    """At once; where one fails, the others are through when that is known."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    found: list[_T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        found.append(result)
+    return found
+
+
 def _may_pass(error: WinpodError) -> bool:
     return isinstance(error, Refused) and error.status in _PASSING
-
-
-def _show(step: StepRecord) -> str:
-    return f"{step.do} {step.target}".strip()
-
-
-def _summary(status: Status) -> str:
-    failed = [step for step in status.steps if step.state == "Failed"]
-    staying = [str(w) for w in status.workloads if w.stays]
-    said = "everything has moved" if not staying else f"left behind: {progress.some(staying)}"
-    told = [f"{_show(step)} failed: {step.message}" for step in failed]
-    return "; ".join([said, *([progress.some(told, "; ")] if told else [])])

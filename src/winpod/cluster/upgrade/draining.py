@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from winpod.cluster.upgrade.asked import Asked
+from winpod.cluster.upgrade.look import Look
 from winpod.cluster.upgrade.moves import DAEMON, Change, Move, Workload, WorkloadPod
 from winpod.cluster.upgrade.plan import Do, Plan, Scene, Step
 from winpod.cluster.upgrade.progress import PENDING, some
 from winpod.cluster.upgrade.resource import Status, StepRecord
 from winpod.cluster.upgrade.step_results import ANOTHER, GONE, Noted, Progress
-from winpod.cluster.upgrade.survey import Survey
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.errors import Unavailable, WinpodError
 
@@ -46,19 +47,22 @@ class Unplanned(WinpodError):
 
 
 class Draining:
-    def __init__(self, api: ApiServer, survey: Survey, asked: Asked) -> None:
+    def __init__(self, api: ApiServer, look: Look, asked: Asked) -> None:
         self._api = api
-        self._survey = survey
+        self._look = look
         self._asked = asked
 
+    async def together(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        return drained_together(await self._look.scene(), steps)
+
     async def before(self, step: StepRecord, _: Status) -> Noted:
-        scene = await self._survey.scene(self._asked)
+        scene = await self._look.scene()
         there = [w for w in scene.workloads if w.on([step.target]) and w.replicas is not None]
         uid = scene.uids.get(step.target)
         return Noted({"uid": uid} if uid else {}, {str(w): w.ready for w in there})
 
     async def drain(self, step: StepRecord, status: Status) -> Progress:
-        scene, plan = await self._survey.plan(self._asked)
+        scene, plan = await self._look.plan()
         if found := unplanned_steps(scene, plan, status):
             raise Unplanned(found)
         if gone := not_its_node(step, scene, plan):
@@ -78,7 +82,7 @@ class Draining:
 
     async def verify(self, _: StepRecord, status: Status) -> Progress:
         """Nobody is on old nodes who should not be, and everybody is as ready as before."""
-        scene, plan = await self._survey.plan(self._asked)
+        scene, plan = await self._look.plan()
         if found := unplanned_steps(scene, plan, status):
             raise Unplanned(found)
         if leaving := _leaving(plan.moves, plan.old_nodes):
@@ -124,6 +128,13 @@ class Draining:
             if not (error.is_missing or error.is_conflict):
                 raise
         return ""
+
+
+def drained_together(scene: Scene, steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """One node at a time where somebody has to leave it; those that are empty at once."""
+    workloads = (workload for workload in scene.workloads if workload.kind != DAEMON)
+    held = {pod.node for workload in workloads for pod in workload.pods}
+    return list(takewhile(lambda step: step.target not in held, steps)) or list(steps[:1])
 
 
 def not_its_node(step: StepRecord, scene: Scene, plan: Plan) -> Progress | None:

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from winpod.cluster.upgrade.asked import Asked
+from winpod.cluster.upgrade.look import Look
 from winpod.cluster.upgrade.objects import Objects
 from winpod.cluster.upgrade.progress import drained_uid
 from winpod.cluster.upgrade.resource import Status, StepRecord
 from winpod.cluster.upgrade.step_results import ANOTHER, DONE, GONE, LOOK, Noted, Progress
-from winpod.cluster.upgrade.survey import Survey
 from winpod.cluster.view import NODES
 from winpod.windows.builds import Build
 from winpod.windows.objects import Node
@@ -41,9 +41,9 @@ def _build(there: _Object) -> Build | None:
 
 
 class NodeSteps:
-    def __init__(self, objects: Objects, survey: Survey, asked: Asked, upgrade: str) -> None:
+    def __init__(self, objects: Objects, look: Look, asked: Asked, upgrade: str) -> None:
         self._objects = objects
-        self._survey = survey
+        self._look = look
         self._asked = asked
         self._upgrade = upgrade
 
@@ -108,7 +108,7 @@ class NodeSteps:
         return await self._change(step, there, _mark(None))
 
     async def _delete(self, step: StepRecord, there: _Object) -> Progress:
-        scene = await self._survey.scene(self._asked)
+        scene = await self._look.scene()
         staying = [w for w in scene.workloads if w.kind != "DaemonSet" and w.on([step.target])]
         if staying:
             names = ", ".join(map(str, staying))

@@ -36,6 +36,8 @@ _STEP_BYTES = 190
 """What a step's record grows by until it is done: its state, two times, and a node's uid."""
 _ROOM_BYTES = 16 << 10
 _MOST_TOLD = 10
+_MOST_TOGETHER = 100
+"""Steps that are written down at once: of a thousand nodes, a status is long."""
 
 
 def blockers(plan: Plan) -> list[str]:
@@ -112,8 +114,22 @@ def is_over(upgrade: WindowsUpgrade) -> bool:
     return not upgrade.is_held and (is_settled(upgrade) or upgrade.is_being_deleted)
 
 
-def next_step(status: Status) -> StepRecord | None:
-    return next((step for step in status.steps if step.state in (PENDING, RUNNING)), None)
+def next_steps(status: Status) -> list[StepRecord]:
+    """One, or several nodes' that may be taken together."""
+    waiting = (step for step in status.steps if step.state in (PENDING, RUNNING))
+    return _alike(waiting)
+
+
+def _alike(steps: Iterable[StepRecord]) -> list[StepRecord]:
+    """The first, and those right after it that are of the same kind."""
+    found: list[StepRecord] = []
+    for step in steps:
+        if found and (step.do != found[0].do or step.do not in _NODE_STATES):
+            break
+        found.append(step)
+        if len(found) == _MOST_TOGETHER:
+            break
+    return found
 
 
 def with_steps_before(
@@ -149,14 +165,11 @@ def drained_uid(status: Status, node: str) -> str:
     return next((str(step.before.get("uid", "")) for step in drains), "")
 
 
-def next_to_undo(status: Status) -> StepRecord | None:
+def next_to_undo(status: Status) -> list[StepRecord]:
     """Of the steps that were taken or begun; what undoing cannot bring back is passed over."""
     taken = [step for step in reversed(status.steps) if step.state in _TAKEN]
-    for do in (Do.MARK_NODE, *_UNDONE_IN_ORDER):
-        for step in taken:
-            if step.do == do:
-                return step
-    return None
+    order = (Do.MARK_NODE, *_UNDONE_IN_ORDER)
+    return _alike(step for do in order for step in taken if step.do == do)
 
 
 def is_undone_on_failure(step: StepRecord) -> bool:
@@ -204,6 +217,20 @@ def counts(workloads: Iterable[WorkloadRecord]) -> dict[Fate, int]:
     for workload in workloads:
         found[Fate(workload.fate)] += 1
     return found
+
+
+def show_steps(steps: Sequence[StepRecord]) -> str:
+    first = f"{steps[0].do} {steps[0].target}".strip()
+    return first if len(steps) == 1 else f"{first} and {len(steps) - 1} more"
+
+
+def summary(status: Status) -> str:
+    """Of an upgrade that is done."""
+    staying = [str(w) for w in status.workloads if w.stays]
+    said = f"left behind: {some(staying)}" if staying else "everything has moved"
+    failed = [step for step in status.steps if step.state == "Failed"]
+    told = some([f"{show_steps([step])} failed: {step.message}" for step in failed], "; ")
+    return f"{said}; {told}" if told else said
 
 
 def some(told: Sequence[str], between: str = ", ") -> str:

@@ -6,7 +6,7 @@ done when nothing was. What undoing takes is read before a step is begun.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from winpod.cluster.makers import WORKLOADS
 from winpod.cluster.seen import RETIRING
 from winpod.cluster.upgrade.asked import Asked
 from winpod.cluster.upgrade.draining import Draining, until_ready
+from winpod.cluster.upgrade.look import Look
 from winpod.cluster.upgrade.moves import Change
 from winpod.cluster.upgrade.nodes import NodeSteps
 from winpod.cluster.upgrade.objects import Objects
@@ -36,14 +37,15 @@ class _Deed:
 
 
 class Steps:
-    """Of one upgrade."""
+    """Of one upgrade, in one look at the cluster."""
 
     def __init__(self, api: ApiServer, survey: Survey, asked: Asked, upgrade: str) -> None:
         self._objects = Objects(api)
         self._survey = survey
         self._asked = asked
-        nodes = NodeSteps(self._objects, survey, asked, upgrade)
-        draining = Draining(api, survey, asked)
+        self._look = Look(survey, asked)
+        nodes = NodeSteps(self._objects, self._look, asked, upgrade)
+        draining = self._draining = Draining(api, self._look, asked)
         self._deeds = {
             Do.ADD_CLASS: _Deed(self._is_there, self._add_class, self._take_class_away),
             Do.RETIRE_CLASS: _Deed(self._sentence, self._retire, self._open_again),
@@ -55,6 +57,10 @@ class Steps:
             Do.MARK_NODE: _Deed(nodes.was_drained, nodes.mark, nodes.unmark),
             Do.REMOVE_NODE: _Deed(nodes.was_drained, nodes.remove, _nothing),
         }
+
+    async def together(self, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """Of steps that come next, those that are taken at once."""
+        return await self._draining.together(steps) if steps[0].do == Do.DRAIN else steps
 
     async def before(self, step: StepRecord, status: Status) -> Noted:
         return await self._deeds[Do(step.do)].before(step, status)
@@ -146,7 +152,7 @@ class Steps:
         spec = _pod_spec(step.target, there)
         selector = spec.get("nodeSelector") or {}
         keys = step.after.get("nodeSelector", {})
-        scene = await self._survey.scene(self._asked)
+        scene = await self._look.scene()
         before = {
             "runtimeClassName": spec.get("runtimeClassName", ""),
             "nodeSelector": {key: selector.get(key, "") for key in keys},

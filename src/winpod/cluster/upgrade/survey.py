@@ -59,9 +59,8 @@ class Survey:
         self._look_up = look_up
         self._secrets = PullSecrets(api)
 
-    async def plan(self, asked: Asked) -> tuple[Scene, Plan]:
-        scene = await self.scene(asked)
-        return scene, await asyncio.to_thread(plan_upgrade, asked, scene)
+    async def plan(self, asked: Asked, scene: Scene) -> Plan:
+        return await asyncio.to_thread(plan_upgrade, asked, scene)
 
     async def scene(self, asked: Asked) -> Scene:
         """With the images of those workloads that the upgrade concerns."""

@@ -1,0 +1,155 @@
+"""An upgrade of 1,000 old nodes, with a real API server: how long it takes, how large it gets.
+
+Nodes and workloads are objects only: nothing runs, so every node is empty when its turn comes, and
+what is measured is the upgrade itself. Images are known beforehand; no registry is asked.
+
+`python -m benchmarks.upgrade [NODES WORKLOADS]`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, windows_node
+
+from benchmarks.nodes import at_once
+from winpod.cluster.admission.looking_up import Found
+from winpod.cluster.settings import Settings
+from winpod.cluster.upgrade.asked import read_asked
+from winpod.cluster.upgrade.controller import Upgrades
+from winpod.cluster.upgrade.objects import MERGE
+from winpod.cluster.upgrade.progress import expected_size, planned_status
+from winpod.cluster.upgrade.resource import CRD, UPGRADES, Metadata, WindowsUpgrade
+from winpod.cluster.upgrade.survey import Survey
+from winpod.node.access import read_kubeconfig
+from winpod.node.api import ApiServer
+from winpod.node.event_series import Event
+from winpod.windows.platforms import Image, Manifest, Platform
+
+NODES, WORKLOADS, NEW_NODES = 1000, 50, 20
+NAMESPACE, NAME = "apps", "2019-to-2022"
+SPEC = {"from": "2019", "to": "2022", "patchWorkloads": True, "oldNodes": "mark"}
+BOTH = Image(
+    "app",
+    "sha256:0",
+    tuple(
+        Manifest(f"sha256:{build}", Platform("windows", "amd64", os_version=build), 1)
+        for build in (BUILD_2019, BUILD_2022)
+    ),
+)
+
+
+class CountingServer(ApiServer):
+    """Counts requests, and those that write an upgrade's status."""
+
+    requests = statuses = 0
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> bytes:
+        self.requests += 1
+        self.statuses += path.endswith("/status")
+        return await super().request(method, path, body, params=params, content=content)
+
+
+async def known(text: str, secrets: object) -> Found:
+    del text, secrets
+    return Found(BOTH)
+
+
+def deployment(number: int) -> dict[str, Any]:
+    labels = {"app": f"app-{number}"}
+    container = {"name": "app", "image": f"registry.example/team/app-{number}:1"}
+    spec = {"runtimeClassName": "windows-2019", "containers": [container]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"app-{number}", "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+async def fill(api: ApiServer, nodes: int, workloads: int) -> None:
+    """The API server taints every node that is made as not ready; pods move to new nodes only."""
+    old = [windows_node(f"windows-2019-{n:05}", BUILD_2019) for n in range(nodes)]
+    new = [windows_node(f"windows-2022-{n:05}", BUILD_2022) for n in range(NEW_NODES)]
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+    await at_once(api.request("POST", "/api/v1/nodes", obj) for obj in (*old, *new))
+    for obj in new:
+        taints = {"spec": {"taints": obj["spec"]["taints"]}}
+        node = f"/api/v1/nodes/{obj['metadata']['name']}"
+        await api.request("PATCH", node, taints, content=MERGE)
+    await at_once(api.request("POST", path, deployment(n)) for n in range(workloads))
+
+
+async def until_told(api: ApiServer, survey: Survey, reason: str) -> float:
+    """Seconds that an operator's part for upgrades needs until it says so."""
+    told = asyncio.Event()
+
+    def tell(event: Event) -> None:
+        if event.reason in (reason, "StepFailed", "UpgradeBlocked"):
+            print(f"{event.reason}: {event.message}")
+            told.set()
+
+    began = time.perf_counter()
+    working = asyncio.create_task(Upgrades(api, survey, tell).run())
+    try:
+        await told.wait()
+        return time.perf_counter() - began
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
+    api = CountingServer(read_kubeconfig(plane.kubeconfig))
+    survey = Survey(api, Settings, known)
+    await fill(api, nodes, workloads)
+    asked = read_asked(SPEC)
+    began = time.perf_counter()
+    plan = await survey.plan(asked, await survey.scene(asked))
+    print(f"planned, with {len(plan.steps)} steps: {time.perf_counter() - began:.1f} s")
+    print(f"size expected at the end: {expected_size(planned_status(plan)) >> 10} KiB")
+    await api.create(UPGRADES, WindowsUpgrade(Metadata(NAME), SPEC))
+    for reason in ("UpgradeDone", "UpgradeUndone"):
+        api.requests = api.statuses = 0
+        seconds = await until_told(api, survey, reason)
+        print(f"{reason}: {seconds:.0f} s, {api.requests} requests, {api.statuses} of its status")
+        found = await api.get(WindowsUpgrade, f"{UPGRADES}/{NAME}")
+        print(f"its status: {len(msgspec.json.encode(found.status if found else None)) >> 10} KiB")
+        await api.request("PATCH", f"{UPGRADES}/{NAME}", {"spec": {"undo": True}}, content=MERGE)
+    await api.close()
+
+
+def main() -> None:
+    nodes, workloads = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (NODES, WORKLOADS)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ControlPlane(Path(folder), scheduler=False, controller_manager=False) as plane,
+    ):
+        plane.create_namespace(NAMESPACE)
+        plane.apply(CRD, runtime_class("windows-2019", "runhcs-wcow-process", BUILD_2019))
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD['metadata']['name']}")
+        asyncio.run(measure(plane, nodes, workloads))
+
+
+if __name__ == "__main__":
+    main()
