@@ -71,6 +71,18 @@ def test_pods_of_one_workload_share_their_template_wherever_they_are() -> None:
     assert (one.node, other.node) == ("node-1", "node-2")
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodeSelector": {f"key{n}": "x" for n in range(20_000)}},
+        {"tolerations": [{"operator": "Unheard"}]},
+    ],
+)
+def test_a_pod_that_cannot_be_looked_at_uses_its_class_all_the_same(spec: dict[str, Any]) -> None:
+    odd = seen(pod(spec=spec))
+    assert (odd.runtime_class, odd.template.node_selector) == ("windows-2019", ())
+
+
 def test_a_pod_says_whose_it_is_where_it_is_and_how_it_goes() -> None:
     owners = [{"kind": "Cat", "name": "x"}, {"kind": "ReplicaSet", "name": "r", "controller": True}]
     one = seen(pod(node="win-1", metadata={"ownerReferences": owners}))

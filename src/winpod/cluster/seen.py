@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
+from winpod.cluster.limits import too_much
 from winpod.windows.errors import InvalidInput
 from winpod.windows.objects import Container, Node, Pod, RuntimeClass
 from winpod.windows.reading import Pairs
@@ -252,9 +253,13 @@ class Templates:
 
 
 def _read_template(obj: PodObject) -> Pod:
-    """Without what the author got wrong, since the pod is there all the same."""
+    """Without what the author got wrong, since the pod is there all the same, and uses its class."""
     where = f"{obj.metadata.namespace}/{obj.metadata.name}"
     told = msgspec.json.decode(obj.template)
+    used = told["spec"].get("runtimeClassName") or ""
+    if excess := too_much(told):
+        _log.warning("pod %s is not looked at: %s", where, excess)
+        return Pod((), runtime_class=used)
     try:
         return Pod.from_template(told)
     except InvalidInput as error:
@@ -264,4 +269,5 @@ def _read_template(obj: PodObject) -> Pod:
     except InvalidInput as error:
         _log.warning("pod %s cannot be read: %s", where, error)
     named = ((c.get("name", ""), c.get("image", "")) for c in told["spec"].get("containers", ()))
-    return Pod(tuple(Container(name, image, ()) for name, image in named))
+    containers = tuple(Container(name, image, ()) for name, image in named)
+    return Pod(containers, runtime_class=used)

@@ -27,7 +27,7 @@ from tests.e2e.objects import (
 )
 from tests.images.registries import StandIn, serve
 from tests.images.samples import index, windows
-from winpod.cluster.admission import limits
+from winpod.cluster import limits
 from winpod.cluster.admission.looking_up import Images
 from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.pull_secrets import PullSecrets

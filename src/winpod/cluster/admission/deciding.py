@@ -21,10 +21,10 @@ from winpod.cluster.admission.choosing import (
     only_has_to_wait,
 )
 from winpod.cluster.admission.contradictions import find_contradiction
-from winpod.cluster.admission.limits import too_much
 from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.admission.patches import Patch, patches_for
 from winpod.cluster.admission.reasons import describe_placement, describe_stray
+from winpod.cluster.limits import too_much
 from winpod.node.manifests import template_path
 from winpod.windows.advice import advise
 from winpod.windows.errors import InvalidInput

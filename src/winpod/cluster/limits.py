@@ -1,6 +1,6 @@
 """How much of a pod is looked at: what real pods say is far below it, and looking takes its time.
 
-Whoever may create pods could keep the webhook busy for minutes by one that selects nodes by
+Whoever may create pods could keep the operator busy for minutes by one that selects nodes by
 thousands of labels, while pods of others are let in unseen.
 """
 
