@@ -253,7 +253,7 @@ class Templates:
 
 
 def _read_template(obj: PodObject) -> Pod:
-    """Without what the author got wrong, since the pod is there all the same, and uses its class."""
+    """Without what the author got wrong: the pod is there all the same, and uses its class."""
     where = f"{obj.metadata.namespace}/{obj.metadata.name}"
     told = msgspec.json.decode(obj.template)
     used = told["spec"].get("runtimeClassName") or ""
