@@ -66,6 +66,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.operator
+	$(BIN)/python -m benchmarks.instances
 	unshare --net $(BIN)/python -m benchmarks.pods
 
 docs: $(READY)

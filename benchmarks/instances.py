@@ -41,7 +41,7 @@ from winpod.instances.ssh import Host
 INSTANCES = 200
 ONE_BY_ONE = 5
 SCRIPT_SECONDS = 0.2
-FILES, FILE_BYTES = 12, 1 << 20
+FILES, FILE_BYTES = 12, 1 << 17
 PLAIN_SCRIPT = r"C:\Windows\Temp\plain.cmd"
 
 

@@ -11,7 +11,7 @@ from winpod.windows.errors import WinpodError
 
 T = TypeVar("T")
 R = TypeVar("R")
-AT_ONCE = 20
+AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
