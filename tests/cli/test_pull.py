@@ -21,7 +21,7 @@ from tests.images.layer_server import serving
 from tests.images.whole_store import check, leftovers
 from tests.images.windows_images import bundle, large_layer, two_builds
 from winpod.cli.main import main
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import Bundle
 from winpod.images.push import push_image
 from winpod.images.references import parse_reference

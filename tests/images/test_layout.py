@@ -12,9 +12,10 @@ from types import FrameType
 import pytest
 
 from tests.images.samples import LINUX, index, single, stored, windows
-from winpod.images import layout as layout_module
+from winpod.images import layout_write
 from winpod.images.errors import BadContent, ImageNotFound
-from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout, write_image
+from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import Bundle, digest_of, platform_as_json
 from winpod.images.references import parse_reference
 from winpod.windows.errors import InvalidInput, WinpodError
@@ -173,7 +174,7 @@ def _die_at_line(number: int, path: Path, bundle: Bundle) -> None:
 
     def trace(frame: FrameType, event: str, _: object) -> object:
         nonlocal lines
-        if frame.f_code.co_filename != layout_module.__file__:
+        if frame.f_code.co_filename != layout_write.__file__:
             return None
         lines += event == "line"
         if lines == number:

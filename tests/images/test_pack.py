@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from winpod.images.layout import open_layout, write_image
+from winpod.images.layout import open_layout
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import OCI_INDEX, OCI_LAYER_GZIP, OCI_MANIFEST, Bundle
 from winpod.images.pack import Compression, Settings, pack, parse_settings, read_content
 from winpod.windows.builds import Build, parse_build

@@ -41,7 +41,7 @@ from tests.images.windows_images import (
 from winpod.images import pull_worker
 from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, NotPulled
 from winpod.images.layers import peek_base, unpack_layer
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import OCI_MANIFEST, Bundle, Descriptor
 from winpod.images.pull import LayerProgress, LayerState, Puller, pull, variant_for
 from winpod.images.pull_choice import narrowing_of, resolve_handler

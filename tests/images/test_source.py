@@ -7,7 +7,7 @@ from tests.images.registries import StandIn, serve
 from tests.images.samples import LINUX, index, single, windows
 from winpod.images.cache import Cache
 from winpod.images.errors import ImageNotFound, NotKnownOffline
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import pointer
 from winpod.images.references import parse_reference
 from winpod.images.source import ImageSources

@@ -24,7 +24,7 @@ from tests.images.windows_images import (
 )
 from winpod.images import store_schema
 from winpod.images.errors import NotPulled, StoreUnusable
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.pull import pull
 from winpod.images.store import BLOB, LAYER, Store
 from winpod.images.store_lock import FileLock

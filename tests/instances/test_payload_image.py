@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.instances.test_payload import GO_BUILD, program
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.pack import Settings, pack, read_content
 from winpod.instances.errors import BadPayload
 from winpod.instances.payload import make_payload, read_payload

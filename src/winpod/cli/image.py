@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from winpod.cli.options import human_size
-from winpod.images.layout import write_image
+from winpod.images.layout_write import write_image
 from winpod.images.manifests import Bundle
 from winpod.images.pack import (
     Compression,

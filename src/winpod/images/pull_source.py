@@ -17,7 +17,8 @@ from pathlib import Path
 from winpod.images.credentials import CredentialSource
 from winpod.images.download import Arrived, Download, finish, read_head
 from winpod.images.errors import BadContent
-from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, Place, open_layout
+from winpod.images.layout import FULL_NAME, SHORT_NAME, Layout, open_layout
+from winpod.images.layout_files import Place
 from winpod.images.manifests import Descriptor
 from winpod.images.references import Reference, parse_reference
 from winpod.images.registry import Registry, Repository
