@@ -254,12 +254,13 @@ class Shells:
         if _is_there(room.folder / "shell.pid"):
             await asyncio.to_thread(shutil.rmtree, self._root / "runc" / room.id, True)
             return
-        process = await asyncio.create_subprocess_exec(
-            *self._runc("delete", "--force", room.id),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        await process.wait()
+        with contextlib.suppress(FileNotFoundError):  # where runc is not, it has made nothing
+            process = await asyncio.create_subprocess_exec(
+                *self._runc("delete", "--force", room.id),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            await process.wait()
 
     def _runc(self, *arguments: str) -> list[str]:
         return ["runc", "--root", str(self._root / "runc"), *arguments]
