@@ -64,8 +64,10 @@ async def apply(host: Host, desired: Desired, tell: Tell) -> State:
 
 
 async def remove(host: Host, desired: Desired, tell: Tell) -> State:
-    """Take everything of ours off it."""
-    return await _converge(host, desired, tell, removal)
+    """Take everything of ours off it, the scripts of whoever was killed on the way too."""
+    state = await _converge(host, desired, tell, removal)
+    await host.sweep(older_than=0.0)
+    return state
 
 
 async def _converge(host: Host, desired: Desired, tell: Tell, rules: Steps) -> State:

@@ -112,9 +112,8 @@ class Host:
         try:
             return read_sections(answer.output, mark, len(listed))
         except WinpodError as error:
-            raise type(error)(
-                f"{self.name}: {error.sentence} {last_line(answer.errors)}.", error.advice
-            ) from error
+            more = f" {last_line(answer.errors)}." if answer.errors.strip() else ""
+            raise type(error)(f"{self.name}: {error.sentence}{more}", error.advice) from error
 
     async def put(self, path: str, content: bytes | Path, progress: Progress | None = None) -> None:
         """Write a file as it is; `path` is a Windows path in a directory that exists."""
@@ -157,13 +156,13 @@ class Host:
             except asyncssh.SFTPNoSuchFile:
                 return b""
 
-    async def sweep(self) -> None:
+    async def sweep(self, older_than: float = SWEEP_SECONDS) -> None:
         """Remove scripts that somebody left who was killed, or who restarted the host."""
         async with self._files(f"{TEMPORARY} could not be swept") as sftp:
             found = await sftp.readdir(to_sftp(TEMPORARY))
         for entry in found:
             name = str(entry.filename)
-            is_old = (entry.attrs.mtime or 0) < time.time() - SWEEP_SECONDS
+            is_old = (entry.attrs.mtime or 0) < time.time() - older_than
             if name.startswith(SCRIPT) and is_old:
                 await self.remove(rf"{TEMPORARY}\{name}")
 
@@ -175,8 +174,8 @@ class Host:
 
     async def _run(self, script: bytes, seconds: float) -> Answer:
         path = rf"{TEMPORARY}\{SCRIPT}{secrets.token_hex(8)}.cmd"
-        await self.put(path, script)
         try:
+            await self.put(path, script)
             return await self._execute(f"cmd.exe /d /c {path}", seconds)
         finally:
             await self.tidy(path)
@@ -218,7 +217,7 @@ class Host:
             raise self._lost(error) from error
         except asyncssh.SFTPError as error:
             raise TransferFailed(
-                f"{self.name}: {failure}: {error.reason or 'the instance did not say why'}.",
+                f"{self.name}: {failure}: {_reason(error)}.",
                 _what_to_do(error),
             ) from error
         except (OSError, asyncssh.Error) as error:
@@ -252,6 +251,10 @@ async def _process(
         yield process
     finally:
         process.close()
+
+
+def _reason(error: asyncssh.SFTPError) -> str:
+    return error.reason.rstrip(".") or "the instance did not say why"
 
 
 def _what_to_do(error: asyncssh.SFTPError) -> str:
