@@ -1,7 +1,8 @@
 """Instances without an operator: the same decisions, made by a command until nothing is left.
 
-What the operator writes into an object's status is known only to this process here. A command that
-was stopped begins again and goes on; a Node that it had cordoned stays cordoned until then.
+What the operator writes into an object's status is known only to this process here, but for one
+thing: that a Node is cordoned by us is on the Node. So the next command goes on where one was
+stopped.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from winpod.instances.blueprint import blueprint, everything_of_ours
 from winpod.instances.desired import Desired
 from winpod.instances.difference import difference
 from winpod.instances.errors import InstanceUnfit
-from winpod.instances.hosting_cluster import Cluster
+from winpod.instances.hosting_cluster import CORDONED, Cluster
 from winpod.instances.joining import Joining
-from winpod.instances.next_deed import Decision, Deed, NodeNow, Situation, next_deed
+from winpod.instances.next_deed import Decision, Deed, NodeNow, Situation, disturbs_pods, next_deed
 from winpod.instances.nodes import Leaving, node_now
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.payload import Payload
@@ -123,6 +124,8 @@ class ByHand:
                 state = await applying.read(self.host, desired)
             steps = self._steps(state, desired)
             node = await self._node()
+            if node and not self.is_leaving and disturbs_pods(steps):
+                await self._take_turn()
             pods: tuple[Leaving, ...] = ()
             if node and node.is_cordoned:
                 pods = await self.wish.cluster.nodes.pods_to_leave(node)
@@ -142,8 +145,13 @@ class ByHand:
             else:
                 await self._advance(decision, pods)
 
+    async def _take_turn(self) -> None:
+        if not self._has_turn:
+            await self.wish.queue.enter(self.host.name)
+            self._has_turn = True
+
     async def _advance(self, decision: Decision, pods: tuple[Leaving, ...]) -> None:
-        nodes, name, settings = self.wish.cluster.nodes, self._name, self.wish.settings
+        cluster, name, settings = self.wish.cluster, self._name, self.wish.settings
         match decision.deed:
             case Deed.REFUSE:
                 raise InstanceUnfit(
@@ -151,26 +159,21 @@ class ByHand:
                     "Give the instance another host name, or remove that node.",
                 )
             case Deed.CORDON:
-                if not self.is_leaving and not self._has_turn:
-                    await self.wish.queue.enter(self.host.name)
-                    self._has_turn = True
-                self._cordoned = True
-                await nodes.set_cordoned(name, is_cordoned=True)
+                await cluster.set_cordoned(name, is_cordoned=True)
                 self.tell(f"the node {name} is cordoned")
             case Deed.DRAIN:
                 await self._wait(decision, settings.drain_seconds)
-                for why in [await nodes.evict(pod) for pod in pods]:
+                for why in [await cluster.nodes.evict(pod) for pod in pods]:
                     if why:
                         self.tell(why)
             case Deed.AWAIT_NODE:
                 await self._wait(decision, settings.join_seconds)
-                await self.wish.cluster.approve(self.host.name, name, self._addresses)
+                await cluster.approve(self.host.name, name, self._addresses)
             case Deed.UNCORDON:
-                await nodes.set_cordoned(name, is_cordoned=False)
-                self._cordoned = False
+                await cluster.set_cordoned(name, is_cordoned=False)
                 self.tell(f"the node {name} is uncordoned")
             case Deed.DELETE_NODE:
-                await nodes.delete(name)
+                await cluster.nodes.delete(name)
                 self.tell(f"the node {name} is deleted")
 
     async def _change(self, desired: Desired, steps: tuple[Step, ...], *, had_node: bool) -> State:
@@ -212,6 +215,7 @@ class ByHand:
         found = await nodes.get(self._name)
         if found is None:
             return None
+        self._cordoned = CORDONED in found.metadata.annotations
         is_stale = bool(self._beat) and await nodes.beat(self._name) == self._beat
         return node_now(found, self._addresses, is_own=self._has_token, is_stale=is_stale)
 

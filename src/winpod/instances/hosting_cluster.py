@@ -10,12 +10,13 @@ from lightkube.models import certificates_v1 as certificates
 from winpod.instances.approving import REQUESTS, approve, request_of
 from winpod.instances.cluster_place import ClusterPlace, find_cluster
 from winpod.instances.inputs import is_address
-from winpod.instances.nodes import Nodes
+from winpod.instances.nodes import NODES, NodeObject, Nodes
 from winpod.instances.signing import BOOTSTRAP_GROUP, Known, judge
 from winpod.instances.tokens import Tokens
 from winpod.node.access import Access
 from winpod.node.api import ApiServer, Refused
 
+CORDONED = "winpod.dev/cordoned-by-hand"
 _GROUP = "rbac.authorization.k8s.io"
 _BINDINGS = f"/apis/{_GROUP}/v1/clusterrolebindings"
 _BINDING = "winpod-instances"
@@ -47,6 +48,15 @@ class Cluster:
             if not error.is_conflict:
                 raise
         await self.tokens.store(instance)
+
+    async def set_cordoned(self, node: str, *, is_cordoned: bool) -> None:
+        """Marked as ours, so that a command that goes on after a kill takes it back."""
+        mark = "true" if is_cordoned else None
+        body = {
+            "metadata": {"annotations": {CORDONED: mark}},
+            "spec": {"unschedulable": is_cordoned},
+        }
+        await self._api.patch(NodeObject, f"{NODES}/{node}", body)
 
     async def approve(self, instance: str, node: str, addresses: Collection[str]) -> None:
         """Requests that are exactly this instance's; all others are left alone."""
