@@ -71,3 +71,26 @@ def test_everybody_leaves_but_who_would_come_back_at_once_or_has_ended() -> None
     assert [one.name for one in found] == ["plain", "going", "of-a-set"]
     assert found[1] == Leaving("shop", "going", "going", True)
     assert [one.name for one in to_leave(pods, is_ready=False)] == ["plain", "of-a-set"]
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "leaves"),
+    [
+        ([], True),
+        ([{"key": "os", "operator": "Exists"}], True),
+        ([{"operator": "Exists"}], False),
+        ([{"operator": "Exists", "effect": "NoExecute"}], True),
+        ([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}], False),
+    ],
+)
+def test_who_comes_through_a_cordon_is_not_sent_away_again_and_again(
+    tolerations: list[dict[str, str]], leaves: bool
+) -> None:
+    early, since, late = (f"2026-11-16T00:00:0{second}Z" for second in (1, 2, 3))
+    spec = {"tolerations": tolerations}
+    document = {"metadata": {"name": "a", "creationTimestamp": early}, "spec": spec}
+    before = msgspec.convert(document, PodObject)
+    document = {"metadata": {"name": "b", "creationTimestamp": late}, "spec": spec}
+    after = msgspec.convert(document, PodObject)
+    names = [one.name for one in to_leave([before, after], is_ready=True, since=since)]
+    assert names == (["a", "b"] if leaves else ["a"])

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from winpod.cluster.upgrade.progress import stamp
 from winpod.instances import applying
 from winpod.instances.care import Care
 from winpod.instances.errors import InstanceUnfit
-from winpod.instances.looking import Seen, save, summary
+from winpod.instances.looking import Seen, emptied_since, save, summary
 from winpod.instances.next_deed import Deed, Situation, disturbs_pods
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.reaching import PinnedKey, reach
@@ -99,7 +100,7 @@ class Deeds:
 
         def change(status: Status) -> None:
             set_phase(status, Phase.READY, "")
-            status.failure, status.is_changing, status.tokens = "", False, []
+            status.failure, status.changing_since, status.tokens = "", "", []
 
         await save(care, instance, change)
         return _AT_REST
@@ -123,7 +124,7 @@ class Deeds:
     async def _drain(self, case: Case) -> After:
         await self._begin(case)
         nodes, node = self._care.nodes, case.now.node
-        pods = await nodes.pods_to_leave(node) if node else ()
+        pods = await nodes.pods_to_leave(node, emptied_since(case.instance)) if node else ()
         refusals = [await nodes.evict(pod) for pod in pods]
         awaited = next((one for one in refusals if one), case.why)
         phase = Phase.REMOVING if case.instance.is_leaving else Phase.DRAINING
@@ -217,7 +218,7 @@ class Deeds:
 
         def change(status: Status) -> None:
             set_phase(status, Phase.DRAINING, said)
-            status.is_changing = True
+            status.changing_since = stamp(self._care.clock())
 
         await save(self._care, instance, change)
 

@@ -27,7 +27,7 @@ from winpod.instances.telling import (
     CONTAINERD_RUNNING,
     NODE_READY,
     REACHABLE,
-    Phase,
+    condition_of,
 )
 from winpod.windows.errors import WinpodError
 
@@ -63,7 +63,8 @@ async def look(care: Care, instance: WindowsInstance) -> Seen:
         line = await retire_key(host, instance, keys, lambda *said: care.tell(instance, *said))
     steps = _steps(instance, state, desired)
     runs = state.runs(CONTAINERD)
-    if not runs and status.phase == Phase.READY:
+    was_running = condition_of(status.conditions, CONTAINERD_RUNNING) == "True"
+    if was_running and not runs and not (status.is_changing or instance.is_leaving):
         said = f"{name}: containerd is not running; it is started again."
         care.tell(instance, CONTAINERD_NOT_RUNNING, said, is_bad=True)
 
@@ -100,7 +101,7 @@ async def situation(
         if not hold:
             turn = care.turns.ask(instance.name)
     if node and node.is_cordoned and (turn.is_granted or instance.is_leaving):
-        pods = len(await care.nodes.pods_to_leave(node))
+        pods = len(await care.nodes.pods_to_leave(node, emptied_since(instance)))
     return Situation(
         seen.steps,
         node,
@@ -112,6 +113,11 @@ async def situation(
         hold,
         is_joining,
     )
+
+
+def emptied_since(instance: WindowsInstance) -> str:
+    """When nobody was to come any more, so far as a cordon keeps them away."""
+    return instance.metadata.deletion_timestamp or instance.status.changing_since
 
 
 async def _node(care: Care, instance: WindowsInstance, found: NodeObject, beat: str) -> NodeNow:

@@ -21,6 +21,7 @@ from winpod.windows.scheduling import ENDED_PHASES
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_CORDON = "node.kubernetes.io/unschedulable"
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -35,6 +36,7 @@ class _Metadata(DictMixin, rename="camel"):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     owner_references: list[_Owner] = msgspec.field(default_factory=list)
+    creation_timestamp: str = ""
     deletion_timestamp: str = ""
 
 
@@ -72,8 +74,19 @@ class _PodStatus(DictMixin):
     phase: str = ""
 
 
+class _Toleration(DictMixin):
+    key: str = ""
+    operator: str = ""
+    effect: str = ""
+
+
+class _PodSpec(DictMixin):
+    tolerations: list[_Toleration] = msgspec.field(default_factory=list)
+
+
 class PodObject(DictMixin):
     metadata: _Metadata
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
@@ -113,8 +126,13 @@ def node_now(
     )
 
 
-def to_leave(pods: Collection[PodObject], *, is_ready: bool) -> tuple[Leaving, ...]:
-    """Of a node that is not ready, who was told to go can end only with the node."""
+def to_leave(
+    pods: Collection[PodObject], *, is_ready: bool, since: str = ""
+) -> tuple[Leaving, ...]:
+    """Who came `since` then through a cordon that it tolerates would come back at once.
+
+    Of a node that is not ready, who was told to go can end only with the node.
+    """
     found = (
         Leaving(
             pod.metadata.namespace,
@@ -125,9 +143,17 @@ def to_leave(pods: Collection[PodObject], *, is_ready: bool) -> tuple[Leaving, .
         for pod in pods
         if pod.status.phase not in ENDED_PHASES
         and _MIRROR not in pod.metadata.annotations
+        and not (since and pod.metadata.creation_timestamp > since and _tolerates_cordon(pod))
         and all(owner.kind != "DaemonSet" for owner in pod.metadata.owner_references)
     )
     return tuple(one for one in found if is_ready or not one.is_going)
+
+
+def _tolerates_cordon(pod: PodObject) -> bool:
+    return any(
+        one.key in ("", _CORDON) and one.effect in ("", "NoSchedule")
+        for one in pod.spec.tolerations
+    )
 
 
 class Nodes:
@@ -152,10 +178,10 @@ class Nodes:
             if not error.is_missing:
                 raise
 
-    async def pods_to_leave(self, node: NodeNow) -> tuple[Leaving, ...]:
+    async def pods_to_leave(self, node: NodeNow, since: str = "") -> tuple[Leaving, ...]:
         selector = {"fieldSelector": f"spec.nodeName={node.name}"}
         listed = await self._api.list(PodObject, "/api/v1/pods", selector)
-        return to_leave(listed.items, is_ready=node.is_ready)
+        return to_leave(listed.items, is_ready=node.is_ready, since=since)
 
     async def evict(self, pod: Leaving) -> str:
         """Why not now, or nothing."""

@@ -38,7 +38,7 @@ class Spec(DictMixin, rename="camel", omit_defaults=True):
 
 
 class Status(DictMixin, rename="camel", omit_defaults=True):
-    """`is_changing`: it was a node, and has its turn; `is_cordoned`: by us, for that.
+    """`changing_since`: it was a node, and has its turn since; `is_cordoned`: by us, for that.
 
     `tokens` are the public halves of those that it may join with. `host_key` is pinned, and
     `login_key` is the public key that it was reached with last.
@@ -56,9 +56,13 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
     host_key: str = ""
     login_key: str = ""
     tokens: list[str] = msgspec.field(default_factory=list)
-    is_changing: bool = False
+    changing_since: str = ""
     is_cordoned: bool = False
     conditions: list[Condition] = msgspec.field(default_factory=list)
+
+    @property
+    def is_changing(self) -> bool:
+        return bool(self.changing_since)
 
 
 class Metadata(DictMixin, rename="camel", omit_defaults=True):
@@ -110,9 +114,9 @@ _STATUS = {
     "type": "object",
     "properties": {
         **dict.fromkeys(("phase", "message", "failure", "node", "version", "build"), _TEXT),
-        **dict.fromkeys(("runtime", "nodeUid", "hostKey", "loginKey"), _TEXT),
+        **dict.fromkeys(("runtime", "nodeUid", "hostKey", "loginKey", "changingSince"), _TEXT),
         **dict.fromkeys(("addresses", "tokens"), _TEXTS),
-        **dict.fromkeys(("isChanging", "isCordoned"), _FLAG),
+        "isCordoned": _FLAG,
         "conditions": {
             "type": "array",
             "items": {

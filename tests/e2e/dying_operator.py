@@ -1,0 +1,81 @@
+"""An operator's part for instances in the process of a test, which dies at a write of its own.
+
+Each write reaches the API server, and after it nothing of that operator reaches anybody.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.operator_process import NAMESPACE, own_kubeconfig
+
+from winpod.cluster.live_settings import LiveSettings
+from winpod.cluster.operator import Place, Shared
+from winpod.instances.part import instances_part
+from winpod.node.access import Access, read_kubeconfig
+from winpod.node.api import ApiServer
+
+_PATIENCE = 90.0
+
+
+class DyingServer(ApiServer):
+    def __init__(self, access: Access, writes: int) -> None:
+        super().__init__(access)
+        self.died = asyncio.Event()
+        self._writes_left = writes
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> bytes:
+        await self._alive()
+        answer = await super().request(method, path, body, params=params, content=content)
+        if method != "GET":
+            self._writes_left -= 1
+            if self._writes_left == 0:
+                self.died.set()
+        await self._alive()
+        return answer
+
+    async def _alive(self) -> None:
+        if self.died.is_set():
+            await asyncio.Future()
+
+
+def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) -> int:
+    """Lives of one write, of two, and so on, until it is so; how many ended by a death."""
+    kubeconfig = own_kubeconfig(plane)
+    deadline, deaths = time.monotonic() + _PATIENCE, 0
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {deaths} deaths"
+        deaths += asyncio.run(_live(kubeconfig, payload, holds, deaths + 1))
+    return deaths
+
+
+async def _live(kubeconfig: Path, payload: Path, holds: Callable[[], bool], writes: int) -> bool:
+    """Whether it died of its writes, and not because all was done."""
+    access = read_kubeconfig(kubeconfig)
+    api = DyingServer(access, writes)
+    settings = LiveSettings(api, NAMESPACE)
+    place = Place(NAMESPACE, "dying")
+    shared = Shared(access, api, place, settings, lambda _: None, CollectorRegistry())
+    _, run = instances_part(payload, shared)
+    working = [asyncio.ensure_future(settings.run()), asyncio.ensure_future(run())]
+    dying = asyncio.create_task(api.died.wait())
+    try:
+        while not dying.done() and not await asyncio.to_thread(holds):
+            await asyncio.wait([dying], timeout=0.5)
+        return dying.done()
+    finally:
+        for task in (*working, dying):
+            task.cancel()
+        await asyncio.gather(*working, dying, return_exceptions=True)
+        await api.close()

@@ -1,0 +1,553 @@
+"""Instances in a real cluster: from a ConfigMap to nodes, migrated, upgraded, removed, replaced.
+
+The control plane, the operator and SSH are real. Instances are stand-ins that answer from memory,
+and their kubelets are played by winpod's node agent.
+"""
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.dying_operator import live_until
+from tests.e2e.helm import objects, rendered
+from tests.e2e.instance_fleet import (
+    READY,
+    Fleet,
+    Instance,
+    config_map,
+    key_secret,
+    payload,
+)
+from tests.e2e.node_process import condition, events_of, eventually, found, is_ready, node
+from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
+from tests.instances.ssh_server import AUTHORIZED
+
+from winpod.instances.keys import public_line
+from winpod.instances.resource import CRD, instances_path
+from winpod.node.certificates import Key, Subject
+
+PATH = instances_path(NAMESPACE)
+APPS = "/apis/apps/v1/namespaces/shop/deployments"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+SETTINGS = "instances: {joinSeconds: 60, drainSeconds: 60}\n"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("plane")
+    with ControlPlane(directory) as running:
+        running.create_namespace("shop")
+        running.create_namespace("machines")
+        chosen = (
+            "instances.enabled=true,instances.payload.emptyDir.medium=Memory,"
+            "settings.instances.machineNamespace=machines"
+        )
+        running.create_namespace(NAMESPACE)
+        rights = [
+            obj
+            for obj in objects(rendered(directory, "--set", chosen))
+            if obj["apiVersion"].startswith("rbac") or obj["kind"] == "ServiceAccount"
+        ]
+        running.apply(CRD, *rights)
+        info = {"name": "cluster-info", "namespace": "kube-public"}
+        data = {"kubeconfig": running.public_kubeconfig()}
+        running.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": info, "data": data})
+        eventually(lambda: found(running, PATH))
+        yield running
+
+
+@pytest.fixture
+def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
+    """Nothing of it is in the cluster afterwards."""
+    made = Fleet(tmp_path / "fleet")
+    with made.running():
+        plane.apply(key_secret(NAMESPACE, made.key))
+        configure(plane, SETTINGS)
+        yield made
+        for one in made.instances.values():
+            plane.request("DELETE", f"/api/v1/nodes/{one.node}")
+    clean(plane)
+
+
+def clean(plane: ControlPlane) -> None:
+    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/windows-instances")
+    for obj in found(plane, PATH)["items"]:
+        obj["metadata"]["finalizers"] = []
+        plane.request("PUT", f"{PATH}/{obj['metadata']['name']}", obj)
+        plane.request("DELETE", f"{PATH}/{obj['metadata']['name']}")
+    now = ("--all", "--grace-period=0", "--force")
+    plane.kubectl("delete", "deployments", "-n", "shop", "--all")
+    plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", "shop", *now)
+    plane.kubectl("delete", "events", "-n", NAMESPACE, "--all")
+
+
+@contextmanager
+def operator(plane: ControlPlane, tmp_path: Path, name: str = "one") -> Iterator[OperatorProcess]:
+    options = ("--payload", str(tmp_path / "payload"))
+    with OperatorProcess(plane, tmp_path / "operator", name, *options) as running:
+        yield running
+
+
+def ask_for(plane: ControlPlane, *instances: Instance, **more: str) -> None:
+    entries = {one.address: one.entry for one in instances}
+    plane.apply(config_map(NAMESPACE, {**entries, **more}))
+
+
+def status(plane: ControlPlane, instance: Instance | str) -> dict[str, Any]:
+    name = instance if isinstance(instance, str) else instance.address
+    return dict(found(plane, f"{PATH}/{name}").get("status", {}))
+
+
+def is_phase(plane: ControlPlane, instance: Instance | str, phase: str) -> bool:
+    return status(plane, instance).get("phase") == phase
+
+
+def is_at(plane: ControlPlane, instance: Instance, version: str) -> bool:
+    now = status(plane, instance)
+    return (now.get("phase"), now.get("version")) == ("Ready", version)
+
+
+def reasons(plane: ControlPlane, instance: Instance | str) -> list[str]:
+    name = instance if isinstance(instance, str) else instance.address
+    return [reason for reason, _ in events_of(plane, NAMESPACE, name)]
+
+
+def deployment(plane: ControlPlane, name: str, replicas: int) -> None:
+    labels = {"app": name}
+    spec = {
+        "containers": [{"name": "app", "image": "registry.example/app:1"}],
+        "terminationGracePeriodSeconds": 0,
+        "nodeSelector": {"kubernetes.io/os": "windows"},
+        "tolerations": [{"key": "os", "operator": "Exists"}],
+    }
+    body = {
+        "replicas": replicas,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": spec},
+    }
+    metadata = {"name": name, "namespace": "shop"}
+    plane.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
+
+
+def ready(plane: ControlPlane, name: str) -> int:
+    return int(found(plane, f"{APPS}/{name}").get("status", {}).get("readyReplicas", 0))
+
+
+def test_entries_of_a_config_map_become_nodes_each_on_its_own(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    fresh, prepared = fleet.add("win-a"), fleet.add("win-b", features=dict(READY))
+    bad = {"127.0.77.300": "username=x", "127.0.77.250": "username", "127.0.77.251": "username=x"}
+    ask_for(plane, fresh, prepared, **bad)
+    with operator(plane, tmp_path) as running:
+        for one in (fresh, prepared):
+            eventually(partial(is_at, plane, one, "1.0.0"), within=30)
+            assert is_ready(plane, one.node)
+            told = node(plane, one.node)["status"]
+            assert told["nodeInfo"]["containerRuntimeVersion"] == "containerd://2.4.2"
+            assert one.services == {"containerd": "RUNNING", "kubelet": "RUNNING"}
+            now = found(plane, f"{PATH}/{one.address}")
+            for kind in ("Reachable", "Configured", "ContainerdRunning", "NodeReady"):
+                assert condition(now, kind)["status"] == "True"
+            assert "tokens" not in now["status"]
+            assert {"InstanceConfiguring", "InstanceConfigured", "InstanceReady"} <= set(
+                reasons(plane, one)
+            )
+        eventually(partial(is_phase, plane, "127.0.77.251", "Failed"))
+        assert "cannot be reached" in status(plane, "127.0.77.251")["failure"]
+        told_bad = [m for r, m in events_of(plane, NAMESPACE, "windows-instances")]
+        assert any("neither an IPv4 address" in message for message in told_bad)
+        assert any('"username" is not understood' in message for message in told_bad)
+        table = plane.kubectl("get", "windowsinstances", "-n", NAMESPACE)
+        assert "containerd://2.4.2" in table
+        metrics = running.answer("/metrics")[1]
+        assert 'winpod_instances{phase="Ready",version="1.0.0"} 2.0' in metrics
+        assert "winpod_instance_entries_bad 2.0" in metrics
+        assert_no_secrets(plane, fleet, running)
+
+
+def assert_no_secrets(plane: ControlPlane, fleet: Fleet, running: OperatorProcess) -> None:
+    """Neither of keys nor of tokens is anything in logs, events and objects."""
+    secrets = found(plane, "/api/v1/namespaces/kube-system/secrets")["items"]
+    tokens = [
+        base64.b64decode(one["data"]["token-secret"]).decode()
+        for one in secrets
+        if one["type"] == "bootstrap.kubernetes.io/token"
+    ]
+    assert tokens
+    lines = fleet.key.export_private_key().decode().splitlines()[1:-1]
+    told = running.log.read_text() + plane.kubectl("get", "events", "-A", "-o", "json")
+    told += plane.kubectl("get", "windowsinstances", "-A", "-o", "json")
+    for secret in (*tokens, *lines):
+        assert secret not in told
+
+
+def test_a_node_on_docker_is_drained_moved_to_containerd_and_docker_stays_as_it_is(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    kubeconfig = plane.kubeconfig_for("system:node:win-d", "system:nodes")
+    old = fleet.add_on_docker("win-d", kubeconfig)
+    eventually(partial(is_ready, plane, old.node))
+    deployment(plane, "web", 2)
+    eventually(lambda: ready(plane, "web") == 2)
+    docker = old.windows.services["docker"]
+    before = (docker.line, docker.start, list(docker.depends), docker.state)
+    ask_for(plane, old)
+    with operator(plane, tmp_path):
+        eventually(partial(is_at, plane, old, "1.0.0"), within=60)
+        told = node(plane, old.node)
+        assert told["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
+        assert not told["spec"].get("unschedulable")
+        eventually(lambda: ready(plane, "web") == 2)
+        assert (docker.line, docker.start, list(docker.depends), docker.state) == before
+        assert old.windows.services["kubelet"].depends == ["containerd"]
+        said = dict(events_of(plane, NAMESPACE, old.address))
+        assert "moves from Docker to containerd" in said["InstanceChangeBegins"]
+
+
+def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    files = payload(tmp_path / "payload", "1.0.0")
+    them = [fleet.add(name, features=dict(READY)) for name in ("win-e", "win-f", "win-g")]
+    ask_for(plane, *them)
+    with operator(plane, tmp_path):
+        for one in them:
+            eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        deployment(plane, "web", 3)
+        eventually(lambda: ready(plane, "web") == 3)
+        watching = Watching(plane, them)
+        for one in them:
+            one.windows.does_not_start = {"containerd"}
+        payload(files, "1.1.0")
+        eventually(lambda: watching.look() and any(is_phase(plane, o, "Failed") for o in them))
+        (failed,) = [one for one in them if is_phase(plane, one, "Failed")]
+        said = status(plane, failed)
+        assert "containerd is not running" in said["failure"]
+        assert said["changingSince"]
+        assert "ContainerdNotRunning" in reasons(plane, failed)
+        assert node(plane, failed.node)["spec"]["unschedulable"]
+        for one in (one for one in them if one is not failed):
+            eventually(partial(is_phase, plane, one, "Waiting"))
+            waits = status(plane, one)
+            assert waits["version"] == "1.0.0"
+            assert f"{failed.address} failed while it changed" in waits["message"]
+        for one in them:
+            one.windows.does_not_start = set()
+        wake(plane, "1")
+        eventually(
+            lambda: watching.look() and all(is_at(plane, one, "1.1.0") for one in them), within=120
+        )
+        assert watching.most_at_once == 1
+        assert not any("unschedulable" in node(plane, one.node)["spec"] for one in them)
+        eventually(lambda: ready(plane, "web") == 3)
+
+        payload(files, "1.0.9")
+        for one in them:
+            eventually(partial(is_phase, plane, one, "Failed"))
+            assert "1.0.9 is older" in status(plane, one)["failure"]
+            assert one.path(r"C:\k\winpod-version").read_text().strip() == "1.1.0"
+            assert is_ready(plane, one.node)
+
+
+class Watching:
+    """Counts how many change at the same time, by the objects and by their nodes."""
+
+    def __init__(self, plane: ControlPlane, instances: list[Instance]) -> None:
+        self._plane = plane
+        self._nodes = [one.node for one in instances]
+        self.most_at_once = 0
+
+    def look(self) -> bool:
+        listed = found(self._plane, PATH)["items"]
+        changing = sum(bool(one.get("status", {}).get("changingSince")) for one in listed)
+        nodes = found(self._plane, "/api/v1/nodes")["items"]
+        cordoned = sum(
+            bool(one["spec"].get("unschedulable"))
+            for one in nodes
+            if one["metadata"]["name"] in self._nodes
+        )
+        self.most_at_once = max(self.most_at_once, changing, cordoned)
+        return True
+
+
+def test_an_instance_without_an_entry_is_emptied_cleaned_and_no_node_any_more(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    stays, goes = fleet.add("win-h", features=dict(READY)), fleet.add("win-i", features=dict(READY))
+    own = goes.path(r"C:\Users\me\notes.txt")
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    ask_for(plane, stays, goes)
+    with operator(plane, tmp_path):
+        for one in (stays, goes):
+            eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        deployment(plane, "web", 2)
+        eventually(lambda: ready(plane, "web") == 2)
+        plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/windows-instances")
+        time.sleep(2)
+        assert is_at(plane, goes, "1.0.0"), "a ConfigMap that is not there takes nothing away"
+        ask_for(plane, stays)
+        eventually(lambda: not found(plane, f"{PATH}/{goes.address}"), within=60)
+        assert not node(plane, goes.node)
+        assert goes.services == {}
+        assert goes.files == [
+            "ProgramData/ssh/administrators_authorized_keys",
+            "Users/me/notes.txt",
+        ]
+        assert is_at(plane, stays, "1.0.0")
+        eventually(lambda: ready(plane, "web") == 2)
+        assert {"InstanceRemoving", "InstanceRemoved"} <= set(reasons(plane, goes))
+
+
+def test_a_service_that_stopped_is_told_and_started_again_without_a_drain(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-j", features=dict(READY))
+    ask_for(plane, one)
+    with operator(plane, tmp_path):
+        eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        for service in one.windows.services.values():
+            service.state = "STOPPED"
+        wake(plane, "1")
+        eventually(lambda: one.services == {"containerd": "RUNNING", "kubelet": "RUNNING"})
+        eventually(partial(is_at, plane, one, "1.0.0"))
+        assert "ContainerdNotRunning" in reasons(plane, one)
+        assert "InstanceChangeBegins" not in reasons(plane, one)
+
+
+def test_a_stranger_s_certificate_is_not_approved_and_who_claims_to_be_an_instance_is_told_of(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-k", features=dict(READY))
+    ask_for(plane, one)
+    with operator(plane, tmp_path):
+        eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        for name, subject in (
+            ("stranger", Subject("system:node:master")),
+            ("claims", Subject("system:node:win-k")),
+        ):
+            asked = base64.b64encode(Key.new().request(subject)).decode()
+            spec = {
+                "request": asked,
+                "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+                "usages": ["client auth", "digital signature"],
+            }
+            ask_as(plane, "mallory", request_object(name, spec))
+        eventually(lambda: "InstanceCertificateNotApproved" in reasons(plane, one))
+        time.sleep(6)
+        for name in ("stranger", "claims"):
+            assert not found(plane, f"{REQUESTS}/{name}")["status"].get("conditions")
+            plane.request("DELETE", f"{REQUESTS}/{name}")
+        approved = [
+            item["spec"]["signerName"]
+            for item in found(plane, REQUESTS)["items"]
+            if item["spec"]["username"] == "system:node:win-k" and item["status"].get("certificate")
+        ]
+        assert approved == ["kubernetes.io/kubelet-serving"]
+
+
+def ask_as(plane: ControlPlane, user: str, request: dict[str, Any]) -> None:
+    """Somebody who may ask for certificates, and whom nobody else would give one."""
+    who = plane.kubeconfig_for(user, "system:bootstrappers:winpod")
+    plane.kubectl("--kubeconfig", str(who), "create", "-f", "-", stdin=json.dumps(request))
+
+
+def request_object(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def test_a_new_key_takes_the_place_of_the_old_one_on_every_instance(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-l", features=dict(READY))
+    ask_for(plane, one)
+    allowed = one.path(AUTHORIZED)
+    new = asyncssh.generate_private_key("ssh-ed25519")
+    with operator(plane, tmp_path):
+        eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        assert status(plane, one)["loginKey"] == public_line(fleet.key)
+        plane.apply(key_secret(NAMESPACE, new))
+        eventually(lambda: status(plane, one)["loginKey"] == public_line(new))
+        assert public_line(new) in allowed.read_text()
+        assert public_line(fleet.key) not in allowed.read_text()
+        assert "InstanceKeyReplaced" in reasons(plane, one)
+        other = asyncssh.generate_private_key("ssh-ed25519")
+        allowed.write_text(public_line(other))
+        plane.apply(key_secret(NAMESPACE, asyncssh.generate_private_key("ssh-ed25519")))
+        eventually(partial(is_phase, plane, one, "Failed"))
+        assert "does not let Administrator in with this key" in status(plane, one)["failure"]
+        plane.apply(key_secret(NAMESPACE, other))
+        eventually(partial(is_at, plane, one, "1.0.0"))
+
+
+def test_a_host_key_that_changed_is_not_trusted_until_somebody_says_so(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-m", features=dict(READY))
+    ask_for(plane, one)
+    with operator(plane, tmp_path):
+        eventually(partial(is_at, plane, one, "1.0.0"), within=60)
+        fleet.change_host_key("win-m")
+        wake(plane, "2")
+        eventually(partial(is_phase, plane, one, "Failed"))
+        failure = status(plane, one)["failure"]
+        assert "another machine may answer" in failure
+        assert "InstanceHostKeyChanged" in reasons(plane, one)
+        assert condition(found(plane, f"{PATH}/{one.address}"), "Reachable")["status"] == "False"
+        patch = ("--subresource=status", "--type=merge", "-p", '{"status":{"hostKey":""}}')
+        plane.kubectl("patch", "-n", NAMESPACE, "windowsinstance", one.address, *patch)
+        eventually(partial(is_at, plane, one, "1.0.0"))
+
+
+def wake(plane: ControlPlane, seconds: str) -> None:
+    """Settings that change nothing but make the operator look at once."""
+    configure(plane, f"instances: {{joinSeconds: 60, drainSeconds: 6{seconds}}}\n")
+
+
+MACHINE = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "machines.machine.openshift.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in"},
+    },
+    "spec": {
+        "group": "machine.openshift.io",
+        "scope": "Namespaced",
+        "names": {"kind": "Machine", "listKind": "MachineList", "plural": "machines"},
+        "versions": [
+            {
+                "name": "v1beta1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+MACHINE_SET = json.loads(
+    json.dumps(MACHINE)
+    .replace("machines.m", "machinesets.m")
+    .replace('"Machine', '"MachineSet')
+    .replace('"machines"', '"machinesets"')
+)
+MACHINES = "/apis/machine.openshift.io/v1beta1/namespaces/machines"
+
+
+def machine(plane: ControlPlane, name: str, instance: Instance) -> dict[str, Any]:
+    """One of the MachineSet: without its owner it would be collected."""
+    owner = found(plane, f"{MACHINES}/machinesets/win")["metadata"]["uid"]
+    return {
+        "apiVersion": "machine.openshift.io/v1beta1",
+        "kind": "Machine",
+        "metadata": {
+            "name": name,
+            "namespace": "machines",
+            "labels": {"machine.openshift.io/os-id": "Windows"},
+            "ownerReferences": [
+                {
+                    "apiVersion": "machine.openshift.io/v1beta1",
+                    "kind": "MachineSet",
+                    "name": "win",
+                    "uid": owner,
+                }
+            ],
+        },
+        "status": {"addresses": [{"type": "InternalIP", "address": instance.address}]},
+    }
+
+
+def machine_set(ready: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "machine.openshift.io/v1beta1",
+        "kind": "MachineSet",
+        "metadata": {"name": "win", "namespace": "machines"},
+        "spec": {"replicas": 1},
+        "status": {"readyReplicas": ready},
+    }
+
+
+def put(plane: ControlPlane, plural: str, obj: dict[str, Any]) -> None:
+    path = f"{MACHINES}/{plural}/{obj['metadata']['name']}"
+    there = found(plane, path)
+    obj["metadata"] |= {"resourceVersion": there["metadata"]["resourceVersion"]} if there else {}
+    asked = ("PUT", path) if there else ("POST", f"{MACHINES}/{plural}")
+    assert plane.request(*asked, obj).status in (200, 201)
+
+
+def test_a_machine_is_replaced_and_the_new_one_configured(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    """The controller that makes and ends Machines is played here."""
+    plane.apply(MACHINE, MACHINE_SET)
+    eventually(lambda: found(plane, f"{MACHINES}/machinesets"))
+    configure(plane, SETTINGS.replace("{", "{machineNamespace: machines, "))
+    files = payload(tmp_path / "payload", "1.0.0")
+    old = fleet.add("win-n", 22, features=dict(READY))
+    put(plane, "machinesets", machine_set(0))
+    put(plane, "machines", machine(plane, "m-1", old))
+    with operator(plane, tmp_path):
+        eventually(lambda: status(plane, "machine-m-1").get("phase") == "Ready", within=60)
+        payload(files, "1.1.0")
+        eventually(lambda: "0 of 1 are ready" in status(plane, "machine-m-1").get("message", ""))
+        put(plane, "machinesets", machine_set(1))
+        eventually(lambda: not found(plane, f"{MACHINES}/machines/m-1"))
+        eventually(lambda: not found(plane, f"{PATH}/machine-m-1"))
+        assert old.path(r"C:\k\winpod-version").read_text().strip() == "1.0.0"
+        fleet.remove("win-n")
+        plane.request("DELETE", "/api/v1/nodes/win-n")
+        new = fleet.add("win-o", 22, features=dict(READY))
+        put(plane, "machines", machine(plane, "m-2", new))
+        eventually(lambda: status(plane, "machine-m-2").get("version") == "1.1.0", within=60)
+        eventually(lambda: status(plane, "machine-m-2").get("phase") == "Ready", within=60)
+        plane.request("DELETE", f"{MACHINES}/machines/m-2")
+        eventually(lambda: not found(plane, f"{PATH}/machine-m-2"))
+        assert new.services == {"containerd": "RUNNING", "kubelet": "RUNNING"}
+    assert "InstanceReplaced" in reasons(plane, "machine-m-1")
+
+
+def test_an_operator_that_is_killed_anywhere_goes_on_where_it_was(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    """After each of its writes, in turn, and from then on nothing of it is done any more."""
+    files = payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-p", features=dict(READY))
+    ask_for(plane, one)
+    deaths = live_until(plane, files, lambda: is_at(plane, one, "1.0.0"))
+    deployment(plane, "web", 1)
+    eventually(lambda: ready(plane, "web") == 1)
+    payload(files, "1.1.0")
+    deaths += live_until(plane, files, lambda: is_at(plane, one, "1.1.0"))
+    assert "unschedulable" not in node(plane, one.node)["spec"]
+    eventually(lambda: ready(plane, "web") == 1)
+    ask_for(plane)
+    deaths += live_until(plane, files, lambda: not found(plane, f"{PATH}/{one.address}"))
+    assert not node(plane, one.node)
+    assert one.files == ["ProgramData/ssh/administrators_authorized_keys"]
+    assert deaths >= 10
