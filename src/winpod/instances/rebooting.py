@@ -28,7 +28,7 @@ class NotBack(Unreachable):
 
 async def reboot(host: Host, tell: Tell) -> str:
     before = await when_booted(host)
-    answer = await host.run([call("shutdown.exe", "/r", "/f", "/t", "3")])
+    said = await _shut_down(host)
     tell("it restarts")
     await host.close()
     began, told = time.monotonic(), 0.0
@@ -41,8 +41,7 @@ async def reboot(host: Host, tell: Tell) -> str:
             return "it has booted anew"
         if booted and waited > GOING_SECONDS:
             raise NotBack(
-                f"{host.name}: the host did not restart within {waited:.0f} seconds: "
-                f"{answer.last_line}.",
+                f"{host.name}: the host did not restart within {waited:.0f} seconds: {said}.",
                 "See what keeps it, restart it by hand, and run the same again.",
             )
         if waited > COMING_SECONDS:
@@ -54,6 +53,14 @@ async def reboot(host: Host, tell: Tell) -> str:
         if waited - told > TOLD_SECONDS:
             told = waited
             tell(f"it has been away for {waited:.0f} seconds")
+
+
+async def _shut_down(host: Host) -> str:
+    """A host that is gone before its answer is what was asked for."""
+    try:
+        return (await host.run([call("shutdown.exe", "/r", "/f", "/t", "3")])).last_line
+    except Unreachable as error:
+        return error.sentence
 
 
 async def when_booted(host: Host) -> str:
