@@ -43,8 +43,9 @@ from winpod.images.errors import BadContent, LimitExceeded, NoMatch, NoSpace, No
 from winpod.images.layers import peek_base, unpack_layer
 from winpod.images.layout_write import write_image
 from winpod.images.manifests import OCI_MANIFEST, Bundle, Descriptor
-from winpod.images.pull import LayerProgress, LayerState, Puller, pull, variant_for
+from winpod.images.pull import Puller, pull, variant_for
 from winpod.images.pull_choice import narrowing_of, resolve_handler
+from winpod.images.pull_progress import LayerProgress, LayerState
 from winpod.images.pull_worker import Job
 from winpod.images.push import push_image
 from winpod.images.recognise import count_base_layers

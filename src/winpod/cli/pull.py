@@ -27,8 +27,9 @@ from winpod.cli.images import image_as_json
 from winpod.cli.options import Format, Output, Root, short_id
 from winpod.cri.config import Config, read_config
 from winpod.images.credentials import CredentialSource, read_docker_config
-from winpod.images.pull import LOG, LayerProgress, LayerState, pull
+from winpod.images.pull import pull
 from winpod.images.pull_choice import resolve_handler
+from winpod.images.pull_progress import LOG, LayerProgress, LayerState
 from winpod.images.settings import BasePolicy
 from winpod.images.store import Store
 from winpod.images.stored import StoredImage
