@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from winpod.instances.acting import service_lines
 from winpod.instances.desired import WantedService
+from winpod.instances.errors import Unreachable
 from winpod.instances.powershell import read_networks, remove_network, rename_computer
 from winpod.instances.scripts import (
     LONGEST_LINE,
@@ -88,7 +89,7 @@ def test_an_answer_comes_apart_into_what_each_part_said(parts: list[tuple[str, i
     printed = "".join(f"{text}{mark} {code}\n" for text, code in parts)
     found = read_sections(printed, mark, len(parts))
     assert [(section.text, section.code) for section in found] == parts
-    with pytest.raises(OddAnswer, match="broke off"):
+    with pytest.raises(Unreachable, match="broke off"):
         read_sections(printed, mark, len(parts) + 1)
 
 

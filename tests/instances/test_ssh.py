@@ -13,7 +13,6 @@ from tests.instances.ssh_server import ssh_server
 from winpod.instances.errors import HostKeyChanged, LoginRefused, Unreachable
 from winpod.instances.host_keys import KeysInFile, KeysInMemory
 from winpod.instances.login import read_key
-from winpod.instances.scripts import OddAnswer
 from winpod.instances.ssh import TransferFailed
 from winpod.windows.errors import InvalidInput
 
@@ -57,7 +56,7 @@ async def test_an_answer_that_breaks_off_is_a_sentence(tmp_path: Path) -> None:
         return b"The system is shutting down\r\n", b"", 1
 
     async with ssh_server(tmp_path, reply) as server, server.host() as host:
-        with pytest.raises(OddAnswer, match=r"broke off.*shutting down"):
+        with pytest.raises(Unreachable, match=r"broke off.*shutting down"):
             await host.ask([("a",)])
 
 

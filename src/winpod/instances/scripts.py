@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from winpod.instances.errors import Unreachable
 from winpod.windows.command_line import quote
 from winpod.windows.errors import InvalidInput, WinpodError
 
@@ -81,7 +82,7 @@ def read_sections(output: str, mark: str, count: int) -> list[Section]:
         Section(text, int(code)) for text, code in zip(pieces[::2], pieces[1::2], strict=False)
     ]
     if len(found) != count:
-        raise OddAnswer(
+        raise Unreachable(
             f"an answer of {count} parts broke off after {len(found)}: {last_line(pieces[-1])}.",
             "The host may have been shut down; try again.",
         )
