@@ -57,7 +57,7 @@ async def test_the_old_key_lets_the_new_one_in_and_its_own_line_goes(tmp_path: P
         file = server.local(AUTHORIZED)
         file.parent.mkdir(parents=True)
         file.write_bytes(FILE)
-        async with server.host() as host:
+        async with server.host(key=OLD) as host:
             await add_line(host, public_line(NEW))
             assert with_line(FILE, public_line(NEW)) == file.read_bytes()
             assert await remove_line(host, public_line(OLD))
