@@ -30,6 +30,9 @@ class Instances:
         self._working: dict[str, tuple[LookingAfter, asyncio.Task[None]]] = {}
         self._told: set[str] = set()
 
+    def asked_changed(self) -> None:
+        self._changed.set()
+
     def everything_changed(self) -> None:
         for after, _ in self._working.values():
             after.wake()

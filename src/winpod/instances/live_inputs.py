@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveInputs:
-    """`on_change` is called whenever any of it has changed."""
+    """`on_change` hears that others are asked for, `on_key` that there is another key."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class LiveInputs:
         namespace: str,
         settings: Callable[[], InstanceSettings],
         on_change: Callable[[], None],
+        on_key: Callable[[], None],
     ) -> None:
         self.keys = Keys()
         self.key_problem = _missing_key(namespace)
@@ -53,6 +54,7 @@ class LiveInputs:
         self._settings = settings
         self._namespace = namespace
         self._on_change = on_change
+        self._on_key = on_key
         self._entries: Entries | None = None
         self._machines: dict[str, Machine] = {}
         self._machines_known = asyncio.Event()
@@ -113,7 +115,7 @@ class LiveInputs:
             self.key_problem = ""
         except (binascii.Error, InvalidInput) as error:
             self.key_problem = f"Secret {KEY_SECRET}, {KEY_ENTRY}: {error}" if text else str(error)
-        self._on_change()
+        self._on_key()
 
     async def _follow_machines(self) -> None:
         """Only where the settings say where they are, and the cluster knows what they are."""

@@ -47,15 +47,16 @@ class LookingAfter:
         self._deed, self._since = Deed.REST, 0.0
 
     def wake(self) -> None:
-        """Something about it has changed: it is read again, at once."""
-        self._seen = None
+        """Something about it has changed: it is read again, also if it is being read just now."""
         self._trouble = _FIRST_WAIT
         self._wake.set()
 
     async def run(self) -> None:
         """Until its object has gone."""
         while instance := self._care.objects.copy_of(self.name):
-            self._wake.clear()
+            if self._wake.is_set():
+                self._wake.clear()
+                self._seen = None
             try:
                 seconds = await self._advance(instance)
                 self._trouble = _FIRST_WAIT

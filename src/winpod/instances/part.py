@@ -72,7 +72,7 @@ class _Leading:
         return Care(
             settings=self._settings,
             wanted=Wanted(self._payload, self._settings, self._cluster, changed),
-            inputs=LiveInputs(api, namespace, self._settings, changed),
+            inputs=LiveInputs(api, namespace, self._settings, instances.asked_changed, changed),
             objects=objects,
             nodes=Nodes(api),
             machines=Machines(api),
