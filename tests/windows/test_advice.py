@@ -15,7 +15,7 @@ from tests.windows.fleet import (
     pod,
     runtime_class,
 )
-from tests.windows.test_placement import classes, fleets, images, pods
+from tests.windows.test_placement_properties import classes, fleets, images, pods
 from winpod.windows.advice import Situation, advise, repair
 from winpod.windows.objects import Node, Pod, Requirement, RuntimeClass
 from winpod.windows.objects import NodeTerm as Term
