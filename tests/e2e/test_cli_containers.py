@@ -35,7 +35,8 @@ def test_a_further_program_has_the_container_s_place(winpod: Winpod, talking: st
     passed = winpod("exec", "-i", talking, "findstr", "line", stdin=lines)
     assert passed.stdout == lines
     gone = winpod("exec", talking, "gone.exe")
-    assert (gone.returncode, "cannot find the file" in gone.stderr) == (127, True)
+    assert gone.returncode == 127
+    assert gone.stderr == "winpod: gone.exe: The system cannot find the file specified.\n"
 
 
 def test_a_program_in_the_background_outlives_the_client(winpod: Winpod, talking: str) -> None:

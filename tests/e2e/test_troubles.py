@@ -199,6 +199,7 @@ async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
 ) -> None:
     container = await runtime.begin(await runtime.run_pod("before"), "ticks", name="before")
     await runtime.end()
+    runtime.config.write_text("[runtime]\nwarm_shells = 1\n")
     await runtime.start(PATH=path_without(tool, tmp_path / "bin"))
     ready = (await conditions(runtime))["RuntimeReady"]
     assert (ready.status, ready.reason) == (False, "ComputeNotReady")
@@ -206,7 +207,10 @@ async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
     pod = await runtime.run_pod()
     assert ready.message in await refused(runtime, runtime.container_request(pod, "ticks"))
     assert (await runtime.status(container)).state == RUNNING
-    await runtime.restart()
+    await runtime.end(signal.SIGTERM)
+    assert "Traceback" not in runtime.log.read_text()
+    assert list((runtime.own / "warm").glob("*")) == []
+    await runtime.start()
     assert (await conditions(runtime))["RuntimeReady"].status
     assert (await runtime.status(container)).state == RUNNING
     await works(runtime)

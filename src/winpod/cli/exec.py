@@ -22,8 +22,10 @@ from winpod.cli.options import Root
 from winpod.cli.run_options import parse_variable
 from winpod.cli.terminal import carry, check_terminal
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.streaming.client import open_session
+from winpod.cri.streaming.client import SessionFailed, open_session
 from winpod.windows.errors import InvalidInput
+
+_FAILED = "error executing command in container: "
 
 
 def command(
@@ -69,7 +71,10 @@ def command(
         url = (await found.client.call("Exec", request)).url
         async with open_session(url) as session:
             await carry(session, stdin=request.stdin, terminal=request.tty, detachable=False)
-            return session.exit_code
+            try:
+                return session.exit_code
+            except SessionFailed as error:
+                raise SessionFailed(f"{line[0]}: {str(error).removeprefix(_FAILED)}") from None
 
     with failures_as_docker_tells_them():
         if tty and not detach:

@@ -85,6 +85,8 @@ async def play_of(root: Path, config: Config) -> AsyncIterator[PlayClient]:
 async def _started(root: Path, config: Config) -> PlayClient:
     simulated = config.runtime.compute is Compute.SIMULATED
     if os.geteuid() != 0 and not simulated:
+        if socket_path(root).exists():
+            raise PermissionDenied(f"What is played in {root} is another user's.", "Use sudo.")
         raise PermissionDenied(
             f"Nobody runs pods for {root}, and only root can start it.", "Use sudo."
         )
