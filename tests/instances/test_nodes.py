@@ -5,7 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from winpod.instances.nodes import Leaving, NodeObject, PodObject, node_now, to_leave
+from winpod.instances.nodes import (
+    Leaving,
+    NodeObject,
+    PodObject,
+    node_now,
+    subnet_of,
+    to_leave,
+)
 
 
 def node(os: str = "windows", ready: str = "True", address: str = "10.0.0.5") -> NodeObject:
@@ -47,6 +54,18 @@ def test_a_node_of_the_same_name_elsewhere_is_somebody_else_s(
     said = node_now(found, ["10.0.0.5"], is_own=is_own).stranger
     assert stranger in said
     assert bool(said) == bool(stranger)
+
+
+def test_a_node_s_range_is_the_cluster_s_or_that_of_a_hybrid_overlay() -> None:
+    bare = msgspec.convert({"metadata": {}, "spec": {"podCIDR": "10.244.1.0/24"}}, NodeObject)
+    overlay = {"k8s.ovn.org/hybrid-overlay-node-subnet": "10.132.0.0/24"}
+    both = msgspec.convert(
+        {"metadata": {"annotations": overlay}, "spec": {"podCIDR": "10.244.1.0/24"}}, NodeObject
+    )
+    assert subnet_of(None) == ""
+    assert subnet_of(node()) == ""
+    assert subnet_of(bare) == "10.244.1.0/24"
+    assert subnet_of(both) == "10.132.0.0/24"
 
 
 def pod(name: str, phase: str = "Running", **metadata: Any) -> PodObject:

@@ -12,7 +12,7 @@ from winpod.instances.desired import Desired
 from winpod.instances.difference import difference
 from winpod.instances.errors import InstanceUnfit
 from winpod.instances.next_deed import NodeNow, Situation, disturbs_pods
-from winpod.instances.nodes import NodeObject, node_now
+from winpod.instances.nodes import NodeObject, node_now, subnet_of
 from winpod.instances.reaching import PinnedKey, reach, retire_key
 from winpod.instances.removal import removal
 from winpod.instances.resource import Status, WindowsInstance
@@ -80,10 +80,6 @@ async def look(care: Care, instance: WindowsInstance) -> Seen:
 
     await save(care, instance, change)
     return Seen(state, desired, steps, subnet, time.monotonic())
-
-
-def subnet_of(node: NodeObject | None) -> str:
-    return node.spec.subnet if node else ""
 
 
 async def situation(

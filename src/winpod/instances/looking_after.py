@@ -14,8 +14,9 @@ import time
 from winpod.instances.care import Care
 from winpod.instances.deeds import Case, Deeds, Late, set_phase
 from winpod.instances.errors import Unreachable
-from winpod.instances.looking import Seen, look, save, situation, subnet_of
+from winpod.instances.looking import Seen, look, save, situation
 from winpod.instances.next_deed import Deed, next_deed
+from winpod.instances.nodes import subnet_of
 from winpod.instances.resource import Status, WindowsInstance
 from winpod.instances.telling import (
     CONFIGURED,

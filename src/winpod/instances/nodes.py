@@ -21,6 +21,7 @@ from winpod.windows.scheduling import ENDED_PHASES
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_OVERLAY_SUBNET = "k8s.ovn.org/hybrid-overlay-node-subnet"
 _CORDON = "node.kubernetes.io/unschedulable"
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -124,6 +125,13 @@ def node_now(
         status.node_info.container_runtime_version,
         stranger,
     )
+
+
+def subnet_of(node: NodeObject | None) -> str:
+    """The range of its pods, once the cluster has given it one; a hybrid overlay's goes first."""
+    if node is None:
+        return ""
+    return node.metadata.annotations.get(_OVERLAY_SUBNET) or node.spec.subnet
 
 
 def to_leave(
