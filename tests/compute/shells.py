@@ -1,16 +1,17 @@
 """A shell without a container: winit before the stand-in agent, for tests of all but Windows."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from winpod.compute.agent import Agent
+from winpod.compute.agent import Agent, Frame, RegistryChange, registry_frames, short_name
 from winpod.compute.native import WINIT, native_program, with_socket
 
 STANDIN = Path(__file__).parent / "standin_agent.py"
@@ -42,6 +43,15 @@ def standin_shell(folder: Path) -> Iterator[StandinShell]:
     finally:
         process.kill()
         process.wait()
+
+
+async def change_registry(agent: Agent, changes: Iterable[RegistryChange]) -> None:
+    """As wproxy does before it starts a program."""
+    with short_name(agent.path) as name:
+        reader, writer = await asyncio.open_unix_connection(name)
+    writer.write(registry_frames(changes))
+    assert await reader.readexactly(5) == b"\0\0\0\0" + bytes([Frame.DONE])
+    writer.close()
 
 
 def until_listening(path: Path) -> None:

@@ -22,6 +22,7 @@ OUTPUT_WINDOW, CHUNK, HEADER = 128 << 10, 32 << 10, 5
 
 programs: dict[int, "Pretended"] = {}
 opened: set[str] = set()
+told: list[int] = []
 
 
 class Pretended:
@@ -43,6 +44,8 @@ class Pretended:
             case "show":
                 self.send(OUTPUT, self.start)
                 self.exit(0)
+            case "registry":
+                self.exit(told.count(self.session))
             case "exit":
                 self.exit(int(self.rest))
             case "flood":
@@ -142,7 +145,10 @@ def main() -> None:
         elif kind == PIPE:
             programs[session] = Pretended(session, payload[4:-2].decode("utf-16-le"), payload)
             programs[session].open()
+        elif kind == REGISTRY and payload.startswith(b"\2"):
+            send(session, FAILED, struct.pack("<I", 5) + b"Access is denied.")
         elif kind in (PING, REGISTRY):
+            told.extend([session] * (kind == REGISTRY))
             send(session, DONE)
         elif kind == PROCESSES:
             records = b""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.compute.shells import StandinShell, standin_shell
+from tests.compute.shells import StandinShell, change_registry, standin_shell
 from winpod.compute.agent import (
     INPUT_WINDOW,
     MAX_FRAME,
@@ -160,7 +160,7 @@ async def test_a_client_that_vanishes_takes_its_program_along(shell: StandinShel
 
 async def test_processes_and_the_registry_are_asked_without_a_program(shell: StandinShell) -> None:
     await shell.agent.ping()
-    await shell.agent.change_registry([RegistryChange("Software\\A", "B", b"1\0")])
+    await change_registry(shell.agent, [RegistryChange("Software\\A", "B", b"1\0")])
     async with await shell.agent.start(Program("wait")):
         [one] = await shell.agent.processes()
     assert (one.name, one.parent, one.threads) == ("pretended.exe", 1, 2)

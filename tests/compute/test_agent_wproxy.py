@@ -12,7 +12,7 @@ import pytest
 
 from tests.compute.shells import StandinShell, standin_shell
 from tests.compute.supervision import Conmon, create, until
-from winpod.compute.agent import Program, Size
+from winpod.compute.agent import Program, RegistryChange, Root, Size, registry_frames
 from winpod.compute.native import WPROXY, native_program
 
 MIB = 1 << 20
@@ -41,6 +41,23 @@ def test_create_returns_when_the_program_runs_and_the_code_is_written_in_full(
     assert int((shell.folder / "pid").read_text()) > 0
     until(lambda: (shell.folder / "exit32").exists())
     assert (shell.folder / "exit32").read_text() == "1060\n"
+
+
+def test_the_registry_is_told_before_the_program_is_started(shell: StandinShell) -> None:
+    many = [RegistryChange("Software\\A", str(number), b"x" * 60_000) for number in range(20)]
+    (shell.folder / "registry").write_bytes(registry_frames(many))
+    assert create(shell.folder, Program("registry")).wait(10) == 0
+    until(lambda: (shell.folder / "exit32").exists())
+    assert (shell.folder / "exit32").read_text() == "3\n"
+
+
+def test_a_registry_that_cannot_be_told_starts_nothing(shell: StandinShell) -> None:
+    frames = registry_frames([RegistryChange("Software\\A", root=Root.USERS)])
+    for broken, said in ((frames, b"Access is denied.\n"), (frames[:-1], b"cut short")):
+        (shell.folder / "registry").write_bytes(broken)
+        process = create(shell.folder, Program("exit 0"))
+        assert said in process.communicate(timeout=10)[1]
+        assert process.returncode == 1
 
 
 def test_streams_are_carried_apart_both_ways(shell: StandinShell) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -34,10 +34,15 @@ class LoopbackNetworks(SimulatedNetworks):
         super().__init__(DEFAULT_SUBNETS)
         self.failure: WinpodError | None = None
 
-    async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
+    async def connect(
+        self,
+        attachment: Attachment,
+        netns: Path | None = None,
+        opened: Callable[[], None] = lambda: None,
+    ) -> Attached:
         if self.failure:
             raise self.failure
-        return await super().connect(attachment, netns)
+        return await super().connect(attachment, netns, opened)
 
     async def dial(
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()

@@ -299,8 +299,8 @@ class RuntimeProcess:
             time.sleep(0.01)
 
     def _found(self) -> dict[str, list[str]]:
-        warm = _names(self.own, "warm/*")
-        waiting = {(self.own / "warm" / name / "id").read_text() for name in warm}
+        shells = [*self.own.glob("warm/*/id"), *self.own.glob("sandboxes/*/shell/id")]
+        waiting = {shell.read_text() for shell in shells}
         found = {
             "containers": _names(self.own, "containers/*"),
             "sandboxes": _names(self.own, "sandboxes/*"),
@@ -311,9 +311,9 @@ class RuntimeProcess:
             "cache": _names(self.own, "cni/cache/results/*"),
             "links": self.links(),
             "rules": self.rules(),
-            "mounts": [place for place in self.mounts() if "/warm/" not in place],
-            "disks": [file for file in self.disks() if "/warm/" not in file],
-            "processes": [text for text in self.processes() if "/warm/" not in text],
+            "mounts": [place for place in self.mounts() if not _waits(place)],
+            "disks": [file for file in self.disks() if not _waits(file)],
+            "processes": [text for text in self.processes() if not _waits(text)],
             "groups": [group.name for group in self._groups() if group.name not in waiting],
         }
         return {kind: names for kind, names in found.items() if names}
@@ -377,6 +377,11 @@ class RuntimeProcess:
             ):
                 _remove_group(group)
         shutil.rmtree(self.own / "runc", ignore_errors=True)
+
+
+def _waits(text: str) -> bool:
+    """Whether it is about a shell that waits for its pod, or for its pod's first container."""
+    return "/warm/" in text or "/sandboxes/" in text
 
 
 def _prefix(process: Path) -> str:

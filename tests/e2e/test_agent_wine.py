@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.compute.shells import change_registry
 from tests.compute.supervision import Conmon, until
 from tests.e2e import windows_programs
 from tests.e2e.windows_container import unpack_content
@@ -377,23 +378,24 @@ async def test_the_registry_changes_for_programs_started_afterwards(shell: Shell
     key = "Software\\Microsoft\\Windows NT\\CurrentVersion"
     build = "17763\0".encode("utf-16-le")
     old = "20348\0".encode("utf-16-le")
-    await shell.agent.change_registry([RegistryChange(key, "CurrentBuildNumber", build)])
+    await change_registry(shell.agent, [RegistryChange(key, "CurrentBuildNumber", build)])
     told = (await run(shell, "cmd /c ver")).output
-    await shell.agent.change_registry([RegistryChange(key, "CurrentBuildNumber", old)])
+    await change_registry(shell.agent, [RegistryChange(key, "CurrentBuildNumber", old)])
     assert b"10.0.17763" in told
     own = "Software\\winpod test"
-    await shell.agent.change_registry(
+    await change_registry(
+        shell.agent,
         [
             RegistryChange(own, "value", b"\1\0\0\0", type=4),
             RegistryChange(own, "other", b"", type=3),
             RegistryChange(own, "other"),
             RegistryChange(own, "never was"),
-        ]
+        ],
     )
     listed = (await run(shell, f'reg query "HKLM\\{own}"')).output
     assert b"REG_DWORD" in listed
     assert b"other" not in listed
-    await shell.agent.change_registry([RegistryChange(own), RegistryChange("Software\\never was")])
+    await change_registry(shell.agent, [RegistryChange(own), RegistryChange("Software\\never was")])
     assert (await run(shell, f'reg query "HKLM\\{own}"')).code == 1
 
 

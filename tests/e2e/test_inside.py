@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.compute.shells import change_registry
 from tests.cri.test_images import push
 from tests.cri.test_life import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, ended, pulled, run, said
@@ -79,7 +80,7 @@ async def test_a_shell_that_waited_gets_the_registry_of_the_image(
     shells = Shells(tmp_path / "root", base, host, 1)
     try:
         room = await shells.boot(tmp_path / "root/containers/a/shell")
-        await room.agent.change_registry(registry_of(base.prefix, host, build, (one,)))
+        await change_registry(room.agent, registry_of(base.prefix, host, build, (one,)))
         told = await room.agent.run(Program("cmd /c echo %FROM_IMAGE% & ver"))
         asked = await room.agent.run(Program(r"reg query HKLM\Software\Vendor\Tool"))
     finally:

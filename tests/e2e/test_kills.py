@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,23 @@ async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
         await runtime.remove_all()
         assert runtime.leftovers() == {}
     assert begun < DEATHS / 2
+
+
+async def test_killed_while_it_boots_the_shell_of_a_pod(runtime: RuntimeProcess) -> None:
+    def until_whole() -> None:
+        while runtime.lives() and not list(runtime.own.glob("sandboxes/*/shell/whole")):
+            time.sleep(0.01)
+
+    async def until_booted(_: str) -> None:
+        await runtime.run_pod()
+        await asyncio.to_thread(until_whole)
+
+    async for _ in deaths(runtime, nothing, until_booted):
+        for pod in await runtime.pods():
+            forget_log(runtime)
+            await goes_on(runtime, await runtime.begin(pod.id, "ticks", hex(CODE)))
+        await runtime.remove_all()
+        assert runtime.leftovers() == {}
 
 
 async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:

@@ -1,7 +1,7 @@
 """Windows containers through the CRI: a real image, a real Wine, a real log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,11 @@ class LonelyNetworks:
     def __init__(self, directory: Path) -> None:
         self.namespaces = Namespaces(directory)
 
-    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
+    async def connect(
+        self, attachment: Attachment, netns: Path | None, opened: Callable[[], None]
+    ) -> Attached:
         self.namespaces.create(attachment.sandbox_id, netns)
+        opened()
         return Attached("lonely", ("127.0.0.1",), Dns(), {})
 
     async def disconnect(self, sandbox_id: str) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import struct
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -153,6 +153,12 @@ class RegistryChange:
         return head + struct.pack("<I", len(data)) + data
 
 
+def registry_frames(changes: Iterable[RegistryChange]) -> bytes:
+    """What wproxy sends before it starts a program. Changes before one that fails are made."""
+    batches = _batches(change.encode() for change in changes)
+    return b"".join(_HEADER.pack(len(batch), Frame.REGISTRY) + batch for batch in batches)
+
+
 def pipe_request(name: str) -> bytes:
     r"""The payload of PIPE, for what is `\\.\pipe\NAME` to programs."""
     return _text(name)
@@ -289,11 +295,6 @@ class Agent:
 
     async def processes(self) -> list[ProcessInfo]:
         return list(_processes(await self._ask(Frame.PROCESSES, b"", Frame.PROCESS_LIST)))
-
-    async def change_registry(self, changes: Sequence[RegistryChange]) -> None:
-        """One after the other; those before one that fails are made."""
-        for payload in _batches(change.encode() for change in changes):
-            await self._ask(Frame.REGISTRY, payload, Frame.DONE)
 
     async def _ask(self, question: Frame, payload: bytes, answer: Frame) -> bytes:
         connection = await _Connection.to(self.path)

@@ -120,6 +120,9 @@ class Backend(Protocol):
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         """The network namespace that the sandbox should have, where there is one already."""
 
+    def connecting(self, sandbox: str) -> None:
+        """Its network namespace is there, and what containers need besides may be begun."""
+
     async def remove_sandbox(self, sandbox: str) -> None: ...
 
     async def make(self, asked: ContainerParts) -> None: ...

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from winpod.compute import cgroups, disks
 from winpod.compute.agent import Agent
-from winpod.compute.errors import AgentGone, ShellFailed
+from winpod.compute.errors import ShellFailed
 from winpod.compute.machine import has_user_namespaces, within_reach
 from winpod.compute.native import with_socket
 from winpod.compute.processes import read_pid, to_its_end, until_gone, wait_for_orphans
@@ -72,6 +72,14 @@ class Room:
         pid = read_pid(self.folder / "shell.pid")
         return pid if pid and self.id and _is_shell(pid, self.id) else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it lives, and nothing of it was still to be made when its maker died."""
+        return (self.folder / "whole").exists() and self.pid is not None
+
+    def mark_whole(self) -> None:
+        (self.folder / "whole").touch()
+
 
 class Shells:
     """`warm` is how many wait ahead of time, for the administrator and with the usual disk.
@@ -89,6 +97,7 @@ class Shells:
         self._filling: asyncio.Task[None] | None = None
         self._taken_at = 0.0
         self._turns = asyncio.Semaphore(AT_ONCE * len(os.sched_getaffinity(0)))
+        self._booting: dict[str, asyncio.Task[bool]] = {}
         wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
         self._with_users = has_user_namespaces(root)
         self._rootfs, self._within_reach = base.rootfs, list[str]()
@@ -151,28 +160,55 @@ class Shells:
                 _log.warning("a shell could not be booted ahead of time: %s", error)
                 return
 
-    async def boot(
+    async def boot(self, folder: Path) -> Room:
+        """A shell in this directory that is up; where that fails, nothing is left."""
+        room = await self.begin(folder)
+        try:
+            await self.until_up(room)
+        except BaseException:
+            await asyncio.shield(self.end(folder))
+            raise
+        return room
+
+    async def begin(
         self,
         folder: Path,
         user: User = ADMINISTRATOR,
         netns: Path | None = None,
         disk_bytes: int = disks.DEFAULT_SIZE,
     ) -> Room:
-        """A shell in this directory; where that fails, nothing is left."""
+        """A shell that can be furnished and asked for programs, while its Windows still boots.
+
+        Where that fails, nothing is left.
+        """
+        await self._turns.acquire()
         try:
-            async with self._turns:
-                return await to_its_end(self._boot(folder, user, netns, disk_bytes))
+            room = await to_its_end(self._make(folder, user, netns, disk_bytes))
         except BaseException:
+            self._turns.release()
             await asyncio.shield(self.end(folder))
             raise
+        id_ = room.id
+        self._booting[id_] = asyncio.create_task(_answer_of(room))
+        self._booting[id_].add_done_callback(lambda _: self._turns.release())
+        self._booting[id_].add_done_callback(lambda _: self._booting.pop(id_))
+        return room
 
-    async def _boot(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
+    async def until_up(self, room: Room) -> None:
+        """Until its Windows takes programs."""
+        booting = self._booting.get(room.id)
+        answers = await (asyncio.shield(booting) if booting else _answer_of(room))
+        if not answers:
+            raise ShellFailed(_tail(room.folder / "shell.log"))
+
+    async def _make(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
         room = await asyncio.to_thread(self._prepare, folder, user, netns)
         disk = asyncio.to_thread(disks.make_disk, folder, disk_bytes, room.first_id)
         outcomes = await asyncio.gather(self._run(room), disk, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+        room.mark_whole()
         return room
 
     def _prepare(self, folder: Path, user: User, netns: Path | None) -> Room:
@@ -222,11 +258,6 @@ class Shells:
             code = await process.wait()
         if code:
             raise ShellFailed(_tail(log))
-        try:
-            async with asyncio.timeout(BOOT_SECONDS):
-                await room.agent.ping()
-        except (TimeoutError, AgentGone):
-            raise ShellFailed(_tail(log)) from None
 
     async def kill(self, folder: Path) -> None:
         """End all that runs in it, and return when it has."""
@@ -264,6 +295,16 @@ class Shells:
 
     def _runc(self, *arguments: str) -> list[str]:
         return ["runc", "--root", str(self._root / "runc"), *arguments]
+
+
+async def _answer_of(room: Room) -> bool:
+    """Whether its Windows comes up."""
+    try:
+        async with asyncio.timeout(BOOT_SECONDS):
+            await room.agent.ping()
+    except (TimeoutError, WinpodError):
+        return False
+    return True
 
 
 def _is_there(path: Path) -> bool:

@@ -96,6 +96,9 @@ class SimulatedBackend:
         del asked
         return None
 
+    def connecting(self, sandbox: str) -> None:
+        del sandbox
+
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox
 

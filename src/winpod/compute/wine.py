@@ -4,9 +4,11 @@ Everything of a container is in one directory, named before it is made and remov
 does so without this process, and is found again by the files it leaves. A container that asks for
 what cannot be is refused before anything is made.
 
-A sandbox takes a shell that waits and gives its network to the pod, and the pod's first container
-takes it from there; every other container boots one of its own, in the pod's network. A container
-that was created is ready to the last detail, and to start it is to start its program.
+A sandbox takes a shell that waits and gives its network to the pod; where none waits, one is booted
+in the pod's network while that is connected. The pod's first container takes it from there; every
+other container boots one of its own. A container that was created is ready to the last detail, but
+for its Windows, which may still boot, unless there are limits that would hold it up: its program is
+asked for already, and starts when it is up.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from pathlib import Path
 from shutil import rmtree, which
 
 from winpod.compute import cgroups, conmon, disks, mounts
-from winpod.compute.agent import Agent, Program, Running, Size
+from winpod.compute.agent import Agent, Program, Running, Size, registry_frames
+from winpod.compute.ahead import Ahead
 from winpod.compute.attach import Attached
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.drive import Drive, refuse_what_cannot_be
@@ -71,6 +74,7 @@ class WineBackend:
         self._netns = netns
         self.shells = Shells(root, base, host, warm)
         self._leavings = Leavings(root / "leavings", self._clear)
+        self._ahead = Ahead(self.shells)
 
     async def open(self, known: Collection[str]) -> None:
         await self._leavings.open()
@@ -78,10 +82,14 @@ class WineBackend:
             for folder in (self._root / kind).glob("*"):
                 if folder.name not in known:
                     await self._clear(folder)
+        for folder in self._root.glob("sandboxes/*/shell"):
+            if not Room(folder).is_whole:
+                await self.shells.end(folder)
         (self._root / "pipes").mkdir(parents=True, exist_ok=True)
         await self.shells.start()
 
     async def close(self) -> None:
+        await self._ahead.close()
         await self._leavings.close()
         await self.shells.stop()
 
@@ -106,8 +114,15 @@ class WineBackend:
         self.shells.refill()
         return Path(f"/proc/{room.pid}/ns/net") if room else None
 
+    def connecting(self, sandbox: str) -> None:
+        place = self._sandbox(sandbox) / "shell"
+        if not place.exists():
+            self._ahead.begin(place, self._netns(sandbox))
+
     async def remove_sandbox(self, sandbox: str) -> None:
-        await self._discard(self._sandbox(sandbox))
+        folder = self._sandbox(sandbox)
+        await self._ahead.give_up(folder / "shell")
+        await self._discard(folder)
 
     async def make(self, asked: ContainerParts) -> None:
         if trouble := self.trouble():
@@ -115,23 +130,27 @@ class WineBackend:
         refuse_what_cannot_be(asked.plan.mounts)
         pipes = find_pipes(asked.plan.mounts, self._root / "pipes")
         folder = self._folder(asked.id)
-        await asyncio.to_thread(_write_down, folder, asked, pipes)
+        _write_down(folder, asked, pipes)
         room = await self._room(asked)
+        if _is_limited(asked.plan):  # a boot may need more than that
+            await self.shells.until_up(room)
+            await asyncio.to_thread(_limit, room, asked.plan.limits)
         sandbox = self._asked(asked.sandbox)
         await asyncio.to_thread(self._furnish, room, asked, sandbox, folder)
         build = registry_of(self.shells.base.prefix, self._host, asked.build, asked.layers)
-        await room.agent.change_registry([*build, *names_of(sandbox)])
+        (folder / "registry").write_bytes(registry_frames([*build, *names_of(sandbox)]))
         await start_relay(folder)
 
     async def _room(self, asked: ContainerParts) -> Room:
-        """The shell that the sandbox took, for the first who can use it, else a new one."""
+        """The shell that the sandbox has, for the first who can use it, else a new one."""
         waiting, place = self._sandbox(asked.sandbox) / "shell", self._folder(asked.id) / "shell"
         size = asked.plan.limits.rootfs_bytes or disks.DEFAULT_SIZE
-        if asked.plan.user != ADMINISTRATOR or size != disks.DEFAULT_SIZE or not _lives(waiting):
-            netns = self._netns(asked.sandbox)
-            return await self.shells.boot(place, asked.plan.user, netns, size)
-        waiting.rename(place)
-        return Room(place)
+        if asked.plan.user == ADMINISTRATOR and size == disks.DEFAULT_SIZE:
+            await self._ahead.until_there(waiting)
+            if Room(waiting).is_whole:
+                waiting.rename(place)
+                return Room(place)
+        return await self.shells.begin(place, asked.plan.user, self._netns(asked.sandbox), size)
 
     def _furnish(
         self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
@@ -141,7 +160,6 @@ class WineBackend:
             raise ShellFailed("it ended while its container was made")
         plan, owner = asked.plan, room.first_id
         set_hostname(pid, sandbox.hostname)
-        _limit(room, plan.limits)
         (room.prefix / "resolv.conf").write_text(resolver_file(sandbox))
         users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if owner else None
         try:
@@ -159,10 +177,11 @@ class WineBackend:
 
     async def start(self, container: str) -> None:
         folder = self._folder(container)
-        if not _lives(folder / "shell"):
+        room = Room(folder / "shell")
+        if room.pid is None:
             raise ShellFailed("it has ended since the container was created")
         try:
-            await conmon.supervise(folder)
+            await asyncio.gather(self.shells.until_up(room), conmon.supervise(folder))
         except BaseException:
             await asyncio.shield(self.shells.kill(folder / "shell"))
             raise
@@ -314,6 +333,11 @@ def _usage(room: Room) -> Usage:
     )
 
 
+def _is_limited(plan: Plan) -> bool:
+    """Beyond what every shell has been from its start."""
+    return plan.limits != Enforced(plan.limits.processors)
+
+
 def _limit(room: Room, limits: Enforced) -> None:
     if limits.disk_bytes_per_second or limits.disk_operations_per_second:
         disks.write_at_once(room.folder)
@@ -322,10 +346,6 @@ def _limit(room: Room, limits: Enforced) -> None:
 
 def _agent(folder: Path) -> Agent:
     return Room(folder / "shell").agent
-
-
-def _lives(folder: Path) -> bool:
-    return folder.exists() and Room(folder).pid is not None
 
 
 def _ran_out_of_memory(folder: Path) -> bool:

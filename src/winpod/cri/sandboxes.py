@@ -31,8 +31,13 @@ _PROTOCOLS = {api.TCP: "tcp", api.UDP: "udp", api.SCTP: "sctp"}
 
 
 class Networks(Protocol):
-    async def connect(self, attachment: Attachment, netns: Path | None) -> Attached:
-        """In the given namespace, which the sandbox keeps, or in a new one."""
+    async def connect(
+        self, attachment: Attachment, netns: Path | None, opened: Callable[[], None]
+    ) -> Attached:
+        """In the given namespace, which the sandbox keeps, or in a new one.
+
+        `opened` is called as soon as that is there.
+        """
 
     async def disconnect(self, sandbox_id: str) -> None: ...
 
@@ -126,7 +131,9 @@ class Sandboxes:
                 options=tuple(known.dns_config.options),
             )
         )
-        attached = await self._networks.connect(_attachment(sandbox), netns)
+        attached = await self._networks.connect(
+            _attachment(sandbox), netns, lambda: self._backend.connecting(sandbox.id)
+        )
         self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
 
     async def _unmake(self, sandbox: Sandbox) -> None:

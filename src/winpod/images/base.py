@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Pat
     The drive is mounted on its `drive_c`: an overlay of the layers and the base's own. What is
     written is returned.
     """
-    registry = compose_registry(base.prefix, build, layers).files()
+    registry = _registry_files(base.prefix, build, tuple(layers))
     (target / "drive_c").mkdir(parents=True, exist_ok=True)
     (target / "dosdevices").mkdir(exist_ok=True)
     (target / "dosdevices/c:").symlink_to("../drive_c")
@@ -184,6 +185,12 @@ def prepare_prefix(base: Base, build: Build, layers: Sequence[Path], target: Pat
     for name, content in written.items():
         (target / name).write_bytes(content)
     return [target / name for name in written]
+
+
+@lru_cache(maxsize=1)
+def _registry_files(prefix: Path, build: Build, layers: tuple[Path, ...]) -> Mapping[str, bytes]:
+    """Those that many prefixes in a row begin with."""
+    return compose_registry(prefix, build, layers).files()
 
 
 def refuse_foreign_program(base: Base, program: Path, name: str = "") -> None:

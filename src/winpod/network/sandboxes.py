@@ -43,15 +43,21 @@ class SandboxNetworks:
     def holds(self, sandbox_id: str) -> bool:
         return self.namespaces.exists(sandbox_id)
 
-    async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
+    async def connect(
+        self,
+        attachment: Attachment,
+        netns: Path | None = None,
+        opened: Callable[[], None] = lambda: None,
+    ) -> Attached:
         """Connect the sandbox, in a given namespace, which it keeps, or in a new one.
 
-        Where that fails, nothing is left.
+        `opened` is called when the namespace is there. Where that fails, nothing is left.
         """
         sandbox_id = attachment.sandbox_id
         making = asyncio.create_task(asyncio.to_thread(self.namespaces.create, sandbox_id, netns))
         try:
             place = await asyncio.shield(making)
+            opened()
             return await self.cni.add(replace(attachment, netns=place))
         except BaseException:
             await asyncio.wait((making,))

@@ -6,7 +6,7 @@ Nothing is made and nothing is remembered; an address follows from the sandbox's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from winpod.network.attachments import INTERFACE, Attached, Attachment, Dns
@@ -26,8 +26,14 @@ class SimulatedNetworks:
     def use(self, subnets: Sequence[Subnet]) -> None:
         self._subnets = tuple(subnets)
 
-    async def connect(self, attachment: Attachment, netns: Path | None = None) -> Attached:
+    async def connect(
+        self,
+        attachment: Attachment,
+        netns: Path | None = None,
+        opened: Callable[[], None] = lambda: None,
+    ) -> Attached:
         del netns
+        opened()
         number = self._free_number(attachment.sandbox_id)
         self.connected[attachment.sandbox_id] = number
         addresses = tuple(str(subnet[number]) for subnet in self._subnets)
