@@ -16,6 +16,7 @@ from tests.e2e.instance_fleet import READY, Fleet, payload
 from tests.e2e.node_process import eventually, found, is_ready, node, phase, windows_pod
 
 from winpod.instances.hosting_cluster import CORDONED
+from winpod.instances.resource import API_VERSION, CRD, KIND, instances_path
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,15 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     assert not node(plane, ones[1].node)["spec"].get("unschedulable")
     refused = laptop.apply("1.0.0")
     assert "1.0.0 is older" in refused.err
+
+    plane.apply(CRD)
+    eventually(lambda: "items" in found(plane, instances_path("shop")))
+    kept = {"name": ones[0].address, "namespace": "shop"}
+    spec = {"address": ones[0].address, "username": "Administrator"}
+    plane.apply({"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec})
+    stays = laptop.apply("1.1.0")
+    assert f"{ones[0].address}: an operator of this cluster looks after it" in stays.err
+    plane.kubectl("delete", "windowsinstance", "-n", "shop", ones[0].address)
 
     left = laptop.instance("remove", "--yes")
     assert left.code == 1, left.err

@@ -21,7 +21,7 @@ from winpod.instances.errors import InstanceUnfit
 from winpod.instances.hosting_cluster import CORDONED, Cluster
 from winpod.instances.joining import Joining
 from winpod.instances.next_deed import Decision, Deed, NodeNow, Situation, disturbs_pods, next_deed
-from winpod.instances.nodes import Leaving, node_now
+from winpod.instances.nodes import Leaving, node_now, subnet_of
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.payload import Payload
 from winpod.instances.rebooting import Tell
@@ -105,6 +105,7 @@ class ByHand:
 
     async def run(self) -> State:
         """Until nothing is left to be done."""
+        await self._refuse_operators_own()
         has_failed = True
         try:
             state = await self._run()
@@ -113,6 +114,13 @@ class ByHand:
         finally:
             if self._has_turn:
                 self.wish.queue.leave(self.host.name, has_failed=has_failed)
+
+    async def _refuse_operators_own(self) -> None:
+        if self.host.login.address in await self.wish.cluster.looked_after():
+            raise InstanceUnfit(
+                f"{self.host.name}: an operator of this cluster looks after it already.",
+                "Change its entry, the settings or the payload instead, and the operator follows.",
+            )
 
     async def _run(self) -> State:
         await self._meet()
@@ -230,7 +238,7 @@ class ByHand:
             node=self._name,
             address=self.host.login.address,
             token=wish.cluster.tokens.of(self.host.name).text,
-            subnet=node.spec.subnet if node else "",
+            subnet=subnet_of(node),
         )
         return blueprint(wish.settings, wish.payload, known.build, joining)
 

@@ -11,6 +11,7 @@ from winpod.instances.approving import REQUESTS, approve, request_of
 from winpod.instances.cluster_place import ClusterPlace, find_cluster
 from winpod.instances.inputs import is_address
 from winpod.instances.nodes import NODES, NodeObject, Nodes
+from winpod.instances.resource import API_VERSION, PLURAL, WindowsInstance
 from winpod.instances.signing import BOOTSTRAP_GROUP, Known, judge
 from winpod.instances.tokens import Tokens
 from winpod.node.access import Access
@@ -28,6 +29,16 @@ class Cluster:
         self.nodes = Nodes(api)
         self.tokens = Tokens(api)
         self._api = api
+
+    async def looked_after(self) -> frozenset[str]:
+        """The addresses of instances that an operator keeps, as far as anybody may know."""
+        try:
+            listed = await self._api.list(WindowsInstance, f"/apis/{API_VERSION}/{PLURAL}", {})
+        except Refused as error:
+            if error.is_missing or error.is_forbidden:
+                return frozenset()
+            raise
+        return frozenset(instance.spec.address for instance in listed.items)
 
     async def give_token(self, instance: str) -> None:
         """Whoever has it may ask for a certificate, and no more."""
