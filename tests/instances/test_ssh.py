@@ -105,6 +105,14 @@ async def test_a_host_is_trusted_once_and_then_pinned(tmp_path: Path) -> None:
         assert keys.known("win-1") not in (None, pinned)
 
 
+async def test_a_pinned_key_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    keys = KeysInMemory()
+    keys.remember("win-1", "ssh-ed25519 nonsense")
+    async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
+        with pytest.raises(InvalidInput, match="win-1: the host key that was pinned"):
+            await host.run([])
+
+
 async def test_a_host_that_lets_nobody_in_is_not_pinned(tmp_path: Path) -> None:
     keys = KeysInMemory()
     async with ssh_server(tmp_path) as server:

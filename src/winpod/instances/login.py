@@ -44,7 +44,7 @@ async def log_in(
 ) -> asyncssh.SSHClientConnection:
     pinned = host_keys.known(login.name)
     watcher = _Watcher(trust=pinned is None)
-    trusted = [asyncssh.import_public_key(pinned)] if pinned else []
+    trusted = [_read_pinned(login, pinned)] if pinned else []
     try:
         async with asyncio.timeout(seconds):
             connection = await asyncssh.connect(
@@ -108,12 +108,22 @@ def _not_trusted(
     if pinned is None:
         return _unreachable(login, str(error))
     found = seen.get_fingerprint() if seen else "none of that kind"
-    known = asyncssh.import_public_key(pinned).get_fingerprint()
+    known = _read_pinned(login, pinned).get_fingerprint()
     return HostKeyChanged(
         f"{login.name}: another machine may answer at {login.address}: its host key is {found}, "
         f"and {known} was seen before.",
         f"If the machine was made anew, trust it again: winpod instance trust {login.name}",
     )
+
+
+def _read_pinned(login: Login, pinned: str) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.import_public_key(pinned)
+    except asyncssh.KeyImportError as error:
+        raise InvalidInput(
+            f"{login.name}: the host key that was pinned cannot be read: {error}.",
+            f"If nobody but you can have changed it, forget it: winpod instance trust {login.name}",
+        ) from error
 
 
 def _written(key: asyncssh.SSHKey) -> str:
