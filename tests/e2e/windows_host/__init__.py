@@ -16,8 +16,7 @@ at a boot services start in no order; error texts are Wine's; there is one user,
 and no ACLs.
 
 A host is one container with a limit of processes and memory. It has nothing of the machine but
-Debian's /usr, read-only, and the machine's network: its address is one of 127.0.0.0/8, with SSH at
-port 22 as a host has it.
+Debian's /usr, read-only, and the machine's network: its address is one of 127.0.0.0/8.
 """
 
 from tests.e2e.windows_host.host import WindowsHost, windows_host

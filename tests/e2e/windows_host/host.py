@@ -6,13 +6,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from tests.e2e.windows_host import programs
-from tests.e2e.windows_host.machine import USER, Machine, make_key
+from tests.e2e.windows_host.machine import PORT, USER, Machine, make_key
 
 from winpod.images.base import Base
 from winpod.windows.builds import parse_build
@@ -22,6 +22,7 @@ FRESH = {"Containers": "Disabled", "Microsoft-Hyper-V": "Disabled"}
 READY = {"Containers": "Enabled", "Microsoft-Hyper-V": "Disabled"}
 DOCKERD = r"C:\Program Files\docker\dockerd.exe"
 _PATIENCE = 60.0
+_BLOCK = 4096
 _numbers = count(1)
 
 
@@ -35,6 +36,7 @@ class WindowsHost:
     """`key` is the private key whose owner may come in as `user`."""
 
     user = USER
+    port = PORT
 
     def __init__(self, machine: Machine, key: Path, features: Mapping[str, str]) -> None:
         self.machine = machine
@@ -92,7 +94,7 @@ class WindowsHost:
             console = (self.machine.folder / "console").read_text(errors="replace")
             raise AssertionError(f"the host {self.address} went off: {console[-2000:]}")
         try:
-            with socket.create_connection((self.address, 22), 1) as connection:
+            with socket.create_connection((self.address, PORT), 1) as connection:
                 return connection.recv(4) == b"SSH-"
         except OSError:
             return False
@@ -120,19 +122,21 @@ class WindowsHost:
         raise AssertionError("no sshd listens")
 
     @contextmanager
-    def full_disk(self) -> Iterator[None]:
-        """No more than a few kilobytes are left on drive C:."""
+    def full_disk(self, leaving: int = 0) -> Iterator[None]:
+        """No more than this is free on drive C:."""
         ballast = self.drive / "ballast"
         with ballast.open("wb", buffering=0) as file:
-            for size in (1 << 20, 4096):
-                room = os.statvfs(self.drive)
-                free = room.f_bavail * room.f_frsize - 16384
-                os.posix_fallocate(file.fileno(), file.tell(), max(free, size))
-                file.seek(0, os.SEEK_END)
+            while (free := self._free()) > leaving + _BLOCK:
+                size = max(_BLOCK, min(free - leaving - _BLOCK, free // 2))
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
         try:
             yield
         finally:
             ballast.unlink()
+
+    def _free(self) -> int:
+        room = os.statvfs(self.drive)
+        return room.f_bavail * room.f_frsize
 
     @contextmanager
     def held(self, path: str) -> Iterator[None]:
@@ -169,7 +173,7 @@ class WindowsHost:
 
     def host_key(self) -> str:
         """What it shows to whoever comes; nothing while it is down."""
-        command = ["ssh-keyscan", "-t", "ed25519", "-T", "5", self.address]
+        command = ["ssh-keyscan", "-t", "ed25519", "-T", "5", "-p", str(PORT), self.address]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.partition(" ")[2].strip()
 
@@ -177,7 +181,7 @@ class WindowsHost:
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
         options += ["BatchMode=yes", "ConnectTimeout=5", "IdentitiesOnly=yes"]
         words = [word for option in options for word in ("-o", option)]
-        return ["-F", "none", "-i", str(self.key), *words]
+        return ["-F", "none", "-i", str(self.key), "-o", f"Port={PORT}", *words]
 
     def _ssh(self) -> list[str]:
         return ["ssh", *self.ssh_options(), f"{USER}@{self.address}"]
@@ -223,12 +227,10 @@ def until(is_so: Callable[[], bool], what: str, seconds: float = _PATIENCE) -> N
 def _free_address() -> str:
     """One of the machine's own that nobody listens at."""
     process = os.getpid()
-    while True:
+    for _ in range(200):
         address = f"127.{100 + process // 256 % 100}.{process % 256}.{next(_numbers) % 250 + 1}"
-        with socket.socket() as tried:
+        with socket.socket() as tried, suppress(OSError):
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((address, 22))
-            except OSError:
-                continue
+            tried.bind((address, PORT))
             return address
+    raise AssertionError(f"somebody listens at port {PORT} of every address: end that program")

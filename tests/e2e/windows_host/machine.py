@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from winpod.windows.builds import Build
 
 HERE = Path(__file__).parent
 USER = "Administrator"
+PORT = 2222
 PROCESSES = 512
 MEMORY = 3 << 30
 DISK = 3 << 30
@@ -129,10 +131,11 @@ class Machine:
     def _init(self) -> int:
         """The process that is the first one of the container's own numbers."""
         for process in self.processes():
-            status = Path(f"/proc/{process}/status").read_text()
-            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
-            if numbers.split()[-1] == "1":
-                return process
+            with suppress(OSError):
+                status = Path(f"/proc/{process}/status").read_text()
+                numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+                if numbers.split()[-1] == "1":
+                    return process
         raise ProcessLookupError(f"the machine {self.name} is off")
 
     def _remove_groups(self) -> None:
@@ -183,7 +186,7 @@ class Machine:
         )
         exports = (f"export {name}='{value}'\n" for name, value in ENVIRONMENT.items())
         (root / "etc/windows-environment").write_text("".join(exports))
-        settings = {"ListenAddress": f"{self.address}:22", **SSHD}
+        settings = {"ListenAddress": f"{self.address}:{PORT}", **SSHD}
         lines = (f"{name} {value}\n" for name, value in settings.items())
         (root / "etc/ssh/sshd_config").write_text("".join(lines))
         self.make_host_key()

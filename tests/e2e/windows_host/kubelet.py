@@ -1,0 +1,54 @@
+"""The kubelet of a host, played while its service runs: kubelet.exe itself cannot be had here."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.e2e.stand_in_kubelet import run_kubelet
+from tests.e2e.windows_host.host import SERVER_2022, WindowsHost
+
+_PROGRAM = "kube-log-runner.exe"
+_LOOK_SECONDS = 0.5
+
+
+@contextmanager
+def playing_kubelet(host: WindowsHost, node: str) -> Iterator[None]:
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(_play(host, node, ended)))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+async def _play(host: WindowsHost, node: str, ended: threading.Event) -> None:
+    task: asyncio.Task[None] | None = None
+    while not ended.is_set():
+        await asyncio.sleep(_LOOK_SECONDS)
+        runs = _runs(host)
+        if runs and (task is None or task.done()):
+            work = run_kubelet(host.drive, node, host.address, SERVER_2022, "containerd")
+            task = asyncio.create_task(work)
+        elif task and not runs:
+            await _end(task)
+            task = None
+    if task:
+        await _end(task)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task
+
+
+def _runs(host: WindowsHost) -> bool:
+    for process in host.machine.processes():
+        with suppress(OSError):
+            if _PROGRAM.encode() in Path(f"/proc/{process}/cmdline").read_bytes():
+                return True
+    return False
