@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,16 @@ def test_a_host_without_power_is_silent_has_no_processes_and_comes_back(
         assert "10.0.17763" in host.done("ver")
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     assert not list(Path("/sys/fs/cgroup").glob(f"**/{host.machine.container}"))
+
+
+def test_several_hosts_run_beside_each_other(tmp_path: Path, base: Base) -> None:
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(windows_host(tmp_path / name, base, name=name))
+            for name in ("win-a", "win-b", "win-c")
+        ]
+        names = [host.done("hostname").strip().lower() for host in hosts]
+        assert names == ["win-a", "win-b", "win-c"]
 
 
 def sftp_path(path: str) -> str:

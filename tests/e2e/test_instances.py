@@ -13,6 +13,7 @@ import tarfile
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.cli.winpod import Ran, winpod
@@ -39,14 +40,17 @@ from winpod.instances.errors import (
 )
 from winpod.instances.host_keys import KeysInMemory
 from winpod.instances.joining import Joining
+from winpod.instances.keys import add_line, public_line, remove_line
 from winpod.instances.login import Login, read_key
 from winpod.instances.payload import make_payload
 from winpod.instances.ssh import Host, TransferFailed
 from winpod.instances.state import State
 from winpod.instances.steps import Do
+from winpod.instances.surveying import identify
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import WinpodError
 
+R = TypeVar("R")
 NODE = "win-story"
 TOKEN = "abcdef.0123456789abcdef"
 CRICTL = (
@@ -258,11 +262,11 @@ class Reached:
         self.told.clear()
         return self.with_host(lambda host: applying.apply(host, desired, self.told.append))
 
-    def with_host(self, work: Callable[[Host], Awaitable[State]], key: Path | None = None) -> State:
+    def with_host(self, work: Callable[[Host], Awaitable[R]], key: Path | None = None) -> R:
         host = self.host
         login = Login("docker-1", host.address, host.user, host.port)
 
-        async def run() -> State:
+        async def run() -> R:
             secret = read_key((key or host.key).read_bytes())
             async with Host(login, secret, self.keys) as opened:
                 return await work(opened)
@@ -374,6 +378,19 @@ def test_removal_leaves_docker_and_nothing_of_ours(reached: Reached) -> None:
     assert_nothing_of_ours(host)
     assert pid_of_docker(host) == before
     assert host.networks() == ["nat"]
+
+
+def test_a_new_key_takes_the_place_of_the_old_one_where_windows_keeps_it(
+    reached: Reached, tmp_path: Path
+) -> None:
+    host, old, new = reached.host, reached.host.key, make_key(tmp_path / "new")
+    lines = {key: public_line(read_key(key.read_bytes())) for key in (old, new)}
+    reached.with_host(lambda one: add_line(one, lines[new]))
+    assert reached.with_host(lambda one: remove_line(one, lines[old]), new)
+    host.key = new
+    assert "10.0.17763" in host.done("ver")
+    with pytest.raises(LoginRefused):
+        reached.with_host(identify, old)
 
 
 def test_a_host_with_another_host_key_is_not_spoken_to(reached: Reached) -> None:
