@@ -44,8 +44,10 @@ def doubted(verdict: PodVerdict, doubts: Sequence[str]) -> PodVerdict:
 
 def has_doubts(pod: SeenPod, nodes: Mapping[str, Node]) -> bool:
     """Whether its images decide: it has not started, and may be for Windows."""
+    if pod.phase != PENDING or pod.is_leaving:
+        return False
     node = nodes.get(pod.node)
-    return pod.phase == PENDING and not pod.is_leaving and (node is None or node.os == "windows")
+    return node is None or node.os == "windows"
 
 
 def judge_pod(
