@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.images.registries import serve
+from tests.images.registries import Handler, serve
 from winpod.node.access import Access
 from winpod.node.api import ApiServer
 
@@ -52,7 +52,7 @@ class StandInApi:
 
 
 @asynccontextmanager
-async def reached(stand_in: StandInApi) -> AsyncIterator[ApiServer]:
+async def reached(stand_in: Handler) -> AsyncIterator[ApiServer]:
     async with serve(stand_in) as address:
         api = ApiServer(Access(f"http://{address}", ssl.create_default_context()))
         try:

@@ -1,0 +1,99 @@
+"""The webhook's server as a whole: what it serves with follows what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from tests.cluster.admission.test_port import API_SERVERS, STRANGERS, client_certificate
+from tests.cluster.api_stand_in import reached
+from winpod.cluster.admission import server
+from winpod.cluster.admission.metrics import AdmissionMetrics
+from winpod.cluster.admission.server import Listening, WebhookServer
+from winpod.cluster.live_settings import LiveSettings
+from winpod.cluster.view import View
+
+NAMESPACE = "winpod-system"
+
+
+class Secrets:
+    """A stand-in for an API server that keeps secrets, and has nothing else."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, object] = {}
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            made = await request.json()
+            self.kept[f"{request.path}/{made['metadata']['name']}"] = made
+            return web.json_response(made)
+        found = self.kept.get(request.path)
+        return web.json_response(
+            found or {"message": "there is none"}, status=200 if found else 404
+        )
+
+
+async def test_who_may_ask_changes_with_the_file_while_the_webhook_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_RETRY_SECONDS", 0.05)
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes(API_SERVERS.bundle)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    async with reached(Secrets()) as api:
+        webhook = WebhookServer(
+            api,
+            View(api),
+            LiveSettings(api, NAMESPACE),
+            AdmissionMetrics(CollectorRegistry()),
+            Listening(NAMESPACE, "127.0.0.1", port, authority),
+        )
+        running = asyncio.create_task(webhook.run())
+        try:
+            old, new = (trusting(tmp_path, client_certificate(c)) for c in (API_SERVERS, STRANGERS))
+            await until_answered(port, old)
+            assert not await is_answered(port, new)
+            authority.write_bytes(STRANGERS.bundle)
+            await until_answered(port, new)
+            assert not await is_answered(port, old)
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+
+def trusting(folder: Path, shown: bytes) -> ssl.SSLContext:
+    """Whoever answers, since this is about who asks."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    (folder / "client.pem").write_bytes(shown)
+    context.load_cert_chain(folder / "client.pem")
+    return context
+
+
+async def until_answered(port: int, asking: ssl.SSLContext) -> None:
+    deadline = time.monotonic() + 10
+    while not await is_answered(port, asking):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def is_answered(port: int, asking: ssl.SSLContext) -> bool:
+    connector = aiohttp.TCPConnector(ssl=asking)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        try:
+            async with session.post(
+                f"https://127.0.0.1:{port}/pods/validate", data=json.dumps({})
+            ) as answered:
+                return answered.status == 400
+        except (aiohttp.ClientError, ConnectionError):
+            return False
