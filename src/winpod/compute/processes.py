@@ -58,6 +58,8 @@ async def to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # which nobody is there to be told
         raise
 
 

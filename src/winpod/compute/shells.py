@@ -166,7 +166,7 @@ class Shells:
         try:
             await self.until_up(room)
         except BaseException:
-            await asyncio.shield(self.end(folder))
+            await to_its_end(self.end(folder))
             raise
         return room
 
@@ -186,7 +186,7 @@ class Shells:
             room = await to_its_end(self._make(folder, user, netns, disk_bytes))
         except BaseException:
             self._turns.release()
-            await asyncio.shield(self.end(folder))
+            await to_its_end(self.end(folder))
             raise
         id_ = room.id
         self._booting[id_] = asyncio.create_task(_answer_of(room))

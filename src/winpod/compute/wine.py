@@ -116,7 +116,7 @@ class WineBackend:
 
     def connecting(self, sandbox: str) -> None:
         place = self._sandbox(sandbox) / "shell"
-        if not place.exists():
+        if not place.exists() and not self.trouble():
             self._ahead.begin(place, self._netns(sandbox))
 
     async def remove_sandbox(self, sandbox: str) -> None:
