@@ -131,6 +131,17 @@ def test_client_certificates_are_loaded(tmp_path: Path) -> None:
     assert host.tls().get_ca_certs()
 
 
+def test_authorities_are_read_once_until_their_files_change(tmp_path: Path) -> None:
+    assert Host("https", "x").tls() is Host("https", "y").tls()
+    assert Host("https", "x").tls() is not Host("https", "x", skip_verify=True).tls()
+    certificate, _ = make_certificate(tmp_path)
+    host = Host("https", "x", authorities=(certificate,))
+    first = host.tls()
+    assert host.tls() is first
+    certificate.write_text(certificate.read_text() + "\n")
+    assert host.tls() is not first
+
+
 def test_the_directory_of_the_environment_is_the_only_one(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,17 +56,41 @@ class Host:
         return self.name == registry or (registry == DOCKER_HUB and self.name == HUB_HOST)
 
     def tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        for path in self.authorities:
-            with _using(path):
-                context.load_verify_locations(path)
-        for certificate, key in self.client_pairs:
-            with _using(certificate):
-                context.load_cert_chain(certificate, key)
-        if self.skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        """Whom to believe there, as the files say that it is made of."""
+        system = ssl.get_default_verify_paths()
+        own = (path for pair in self.client_pairs for path in pair)
+        files = (system.cafile, system.capath, *self.authorities, *own)
+        versions = tuple(_version(Path(path)) for path in files if path)
+        return _context(self.authorities, self.client_pairs, self.skip_verify, versions)
+
+
+@lru_cache(maxsize=64)
+def _context(
+    authorities: tuple[Path, ...],
+    client_pairs: tuple[tuple[Path, Path | None], ...],
+    skip_verify: bool,
+    versions: tuple[int, ...],
+) -> ssl.SSLContext:
+    """Made once for files of these versions: to read all authorities of a system takes long."""
+    del versions
+    context = ssl.create_default_context()
+    for path in authorities:
+        with _using(path):
+            context.load_verify_locations(path)
+    for certificate, key in client_pairs:
+        with _using(certificate):
+            context.load_cert_chain(certificate, key)
+    if skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _version(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def default_roots() -> tuple[Path, ...]:
