@@ -111,8 +111,8 @@ async def test_who_takes_all_memory_is_killed_and_it_is_said_why(runtime: Runtim
 async def test_a_memory_limit_that_windows_itself_exceeds_is_refused_in_a_sentence(
     runtime: RuntimeProcess,
 ) -> None:
-    limited = windows(memory_limit_in_bytes=32 << 20)
-    with pytest.raises(RemoteError, match=r"of 32 MiB is less than .* uses already, \d\d MiB"):
+    limited = windows(memory_limit_in_bytes=16 << 20)
+    with pytest.raises(RemoteError, match=r"of 16 MiB is less than .* uses already, \d\d MiB"):
         await runtime.create(await runtime.run_pod(), "memory", windows=limited)
 
 
