@@ -56,6 +56,7 @@ _CAPABILITIES = (
     "DAC_OVERRIDE",
     "FOWNER",
 )
+_GROUP = "winpod-host-"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 AUTHORIZED_KEYS = "ProgramData/ssh/administrators_authorized_keys"
 SSHD = {
@@ -82,9 +83,10 @@ class Machine:
         self.folder = folder
         self.address = address
         self.name = name
-        self.container = f"winpod-host-{os.getpid()}-{address}"
+        self.container = f"{_GROUP}{os.getpid()}-{address}"
         self._base = base
         self._process: subprocess.Popen[bytes] | None = None
+        _sweep_groups()
         self._make_disk(build, keys)
         self._make_root()
 
@@ -244,6 +246,15 @@ class Machine:
             _bind("/windows/prefix", disk / "prefix"),
             _mount("/windows/prefix/drive_c", "overlay", *overlay),
         ]
+
+
+def _sweep_groups() -> None:
+    """Nothing else is left of the hosts of somebody who was killed."""
+    for group in [*CONTROL_GROUPS.glob(f"*/{_GROUP}*"), *CONTROL_GROUPS.glob(f"{_GROUP}*")]:
+        owner = group.name.removeprefix(_GROUP).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            with suppress(OSError):
+                group.rmdir()
 
 
 def make_key(path: Path) -> Path:

@@ -1,6 +1,6 @@
 module winpod.dev/e2e/windows-host
 
-go 1.26.8
+go 1.26.6
 
 tool (
 	github.com/containerd/containerd/v2/cmd/containerd
@@ -8,7 +8,7 @@ tool (
 	sigs.k8s.io/cri-tools/cmd/crictl
 )
 
-require golang.org/x/sys v0.48.0
+require golang.org/x/sys v0.48.0 // indirect
 
 require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
