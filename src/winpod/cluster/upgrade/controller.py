@@ -7,7 +7,6 @@ whoever leads next goes on where the last one was, at whatever moment that one d
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from datetime import datetime
 
 from winpod.cluster.upgrade import progress
 from winpod.cluster.upgrade.advancing import Advancing
-from winpod.cluster.upgrade.resource import UPGRADES, WindowsUpgrade
+from winpod.cluster.upgrade.resource import UPGRADES, Status, WindowsUpgrade
 from winpod.cluster.upgrade.survey import Survey
 from winpod.node.api import ApiServer, Refused
 from winpod.node.event_series import Event
@@ -92,7 +91,7 @@ class Upgrades:
             if upgrade is None:
                 self._known.pop(name, None)
                 return True
-            self._known[name] = copy.deepcopy(upgrade)  # what is not saved yet is not known
+            self._known[name] = _as_saved(upgrade)
             return progress.is_over(upgrade) or await self._advancing.go_on(upgrade)
         except Refused as error:
             if error.is_conflict or error.is_missing:  # somebody was faster: it is read again
@@ -104,3 +103,8 @@ class Upgrades:
             _log.info("the upgrade %s waits: %s", name, error)
             self._advancing.forget_time()
             return False
+
+
+def _as_saved(upgrade: WindowsUpgrade) -> WindowsUpgrade:
+    """What decides whose turn it is, as it was read: what is written next may not get through."""
+    return WindowsUpgrade(upgrade.metadata, upgrade.spec, Status(upgrade.status.phase))

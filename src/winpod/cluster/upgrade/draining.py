@@ -47,10 +47,13 @@ class Unplanned(WinpodError):
 
 
 class Draining:
+    """In one look at the cluster."""
+
     def __init__(self, api: ApiServer, look: Look, asked: Asked) -> None:
         self._api = api
         self._look = look
         self._asked = asked
+        self._unplanned: tuple[Step, ...] | None = None
 
     async def together(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
         return drained_together(await self._look.scene(), steps)
@@ -63,8 +66,7 @@ class Draining:
 
     async def drain(self, step: StepRecord, status: Status) -> Progress:
         scene, plan = await self._look.plan()
-        if found := unplanned_steps(scene, plan, status):
-            raise Unplanned(found)
+        self._check_planned(scene, plan, status)
         if gone := not_its_node(step, scene, plan):
             made = until_ready(scene, status.ready)
             return gone if made.is_done else made
@@ -83,8 +85,7 @@ class Draining:
     async def verify(self, _: StepRecord, status: Status) -> Progress:
         """Nobody is on old nodes who should not be, and everybody is as ready as before."""
         scene, plan = await self._look.plan()
-        if found := unplanned_steps(scene, plan, status):
-            raise Unplanned(found)
+        self._check_planned(scene, plan, status)
         if leaving := _leaving(plan.moves, plan.old_nodes):
             staying = sorted({pod.node for _, pod in leaving if not pod.is_leaving})
             if staying:  # who could not move when its node was drained, and can now
@@ -97,6 +98,13 @@ class Draining:
             if unsure := self._check_staying(node, plan, status):
                 return unsure
         return until_ready(scene, status.ready)
+
+    def _check_planned(self, scene: Scene, plan: Plan, status: Status) -> None:
+        """Once for all that are drained together."""
+        if self._unplanned is None:
+            self._unplanned = unplanned_steps(scene, plan, status)
+        if self._unplanned:
+            raise Unplanned(self._unplanned)
 
     def _check_staying(self, node: str, plan: Plan, status: Status) -> Progress | None:
         """Who could move when it was planned is not left behind because a registry is silent."""
