@@ -28,15 +28,22 @@ from tests.e2e.instance_fleet import (
 )
 from tests.e2e.node_process import condition, events_of, eventually, found, is_ready, node
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
-from tests.instances.ssh_server import AUTHORIZED
+from tests.e2e.windows_host import windows_host
+from tests.e2e.windows_host.kubelet import playing_kubelet
+from tests.e2e.windows_host.payload import lay_programs
+from tests.instances.ssh_server import AUTHORIZED, USER
 
+from winpod.images.base import Base
 from winpod.instances.keys import public_line
+from winpod.instances.payload import make_payload
 from winpod.instances.resource import CRD, instances_path
 from winpod.node.certificates import Key, Subject
 
 PATH = instances_path(NAMESPACE)
 APPS = "/apis/apps/v1/namespaces/shop/deployments"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+HOST = "win-w"
+KILLS = (r"put the file C:\k\bin\containerd.exe", "start the service containerd")
 SETTINGS = "instances: {joinSeconds: 60, drainSeconds: 60}\n"
 
 
@@ -72,8 +79,8 @@ def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
         plane.apply(key_secret(NAMESPACE, made.key))
         configure(plane, SETTINGS)
         yield made
-        for one in made.instances.values():
-            plane.request("DELETE", f"/api/v1/nodes/{one.node}")
+    for name in (HOST, *(one.node for one in made.instances.values())):
+        plane.request("DELETE", f"/api/v1/nodes/{name}")
     clean(plane)
 
 
@@ -90,9 +97,11 @@ def clean(plane: ControlPlane) -> None:
 
 
 @contextmanager
-def operator(plane: ControlPlane, tmp_path: Path, name: str = "one") -> Iterator[OperatorProcess]:
-    options = ("--payload", str(tmp_path / "payload"))
-    with OperatorProcess(plane, tmp_path / "operator", name, *options) as running:
+def operator(
+    plane: ControlPlane, tmp_path: Path, files: Path | None = None
+) -> Iterator[OperatorProcess]:
+    options = ("--payload", str(files or tmp_path / "payload"))
+    with OperatorProcess(plane, tmp_path / "operator", "one", *options) as running:
         yield running
 
 
@@ -113,6 +122,10 @@ def is_phase(plane: ControlPlane, instance: Instance | str, phase: str) -> bool:
 def is_at(plane: ControlPlane, instance: Instance, version: str) -> bool:
     now = status(plane, instance)
     return (now.get("phase"), now.get("version")) == ("Ready", version)
+
+
+def says(plane: ControlPlane, instance: Instance, words: str) -> bool:
+    return words in status(plane, instance).get("message", "")
 
 
 def reasons(plane: ControlPlane, instance: Instance | str) -> list[str]:
@@ -239,9 +252,9 @@ def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
         assert node(plane, failed.node)["spec"]["unschedulable"]
         for one in (one for one in them if one is not failed):
             eventually(partial(is_phase, plane, one, "Waiting"))
-            waits = status(plane, one)
-            assert waits["version"] == "1.0.0"
-            assert f"{failed.address} failed while it changed" in waits["message"]
+            why = f"{failed.address} failed while it changed"
+            eventually(partial(says, plane, one, why))
+            assert status(plane, one)["version"] == "1.0.0"
         for one in them:
             one.windows.does_not_start = set()
         wake(plane, "1")
@@ -423,6 +436,30 @@ def test_a_host_key_that_changed_is_not_trusted_until_somebody_says_so(
 def wake(plane: ControlPlane, seconds: str) -> None:
     """Settings that change nothing but make the operator look at once."""
     configure(plane, f"instances: {{joinSeconds: 60, drainSeconds: 6{seconds}}}\n")
+
+
+def test_a_windows_host_of_wine_becomes_a_node_though_its_operator_is_killed_in_the_middle(
+    plane: ControlPlane, fleet: Fleet, base: Base, tmp_path: Path
+) -> None:
+    """With the real containerd.exe; test_instances.py has the rest of a host's life."""
+    fleet.key = asyncssh.generate_private_key("ssh-ed25519")
+    make_payload(lay_programs(tmp_path / "payload", "1.0.0"), "1.0.0")
+    with windows_host(tmp_path / "host", base, name=HOST) as host:
+        key = {"private-key.pem": host.key.read_text()}
+        plane.apply({**key_secret(NAMESPACE, fleet.key), "stringData": key})
+        plane.apply(config_map(NAMESPACE, {host.address: f"username={USER},port={host.port}"}))
+        with playing_kubelet(host, HOST):
+            for number, step in enumerate(KILLS):
+                with operator(plane, tmp_path / str(number), files=tmp_path / "payload") as dying:
+                    eventually(partial(dying.said, step), within=90)
+                    dying.kill()
+            with operator(plane, tmp_path):
+                eventually(partial(is_phase, plane, host.address, "Ready"), within=120)
+                assert status(plane, host.address)["runtime"] == "containerd://2.4.2"
+                assert host.services("containerd", "kubelet") == {
+                    "containerd": "running",
+                    "kubelet": "running",
+                }
 
 
 MACHINE = {

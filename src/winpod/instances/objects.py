@@ -66,7 +66,16 @@ class InstanceObjects:
                 raise
 
     async def save(self, name: str, change: Callable[[Status], None]) -> WindowsInstance | None:
-        """The status as it is now, changed; None where the object has gone."""
+        """The status as it is now, changed; None where the object has gone.
+
+        Where that changes nothing of what is known, nobody is asked.
+        """
+        known = self.copy_of(name)
+        if known is not None:
+            before = msgspec.json.encode(known.status)
+            change(known.status)
+            if msgspec.json.encode(known.status) == before:
+                return known
         return await self._write(name, lambda obj: change(obj.status), "/status")
 
     async def let_go(self, name: str) -> None:

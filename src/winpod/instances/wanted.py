@@ -52,7 +52,7 @@ class Wanted:
     async def _look(self) -> None:
         before = (self._payload, self._place)
         version = _version(self._directory / LIST)
-        if version != self._version or version is None:
+        if version != self._version or isinstance(self._payload, WinpodError):
             self._payload = await asyncio.to_thread(_read, self._directory)
             self._version = version
         try:
