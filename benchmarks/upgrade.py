@@ -12,7 +12,6 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +51,10 @@ class CountingServer(ApiServer):
 
     requests = statuses = 0
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content: str = "application/json",
-    ) -> bytes:
+    async def request(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
         self.requests += 1
         self.statuses += path.endswith("/status")
-        return await super().request(method, path, body, params=params, content=content)
+        return await super().request(method, path, body, **more)
 
 
 async def known(text: str, secrets: object) -> Found:

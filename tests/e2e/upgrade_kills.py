@@ -1,7 +1,7 @@
 """Upgrades in the process of a test, which die at a write of their own, as if killed there."""
 
 import asyncio
-from collections.abc import Mapping
+from typing import Any
 
 from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.settings import Settings
@@ -20,19 +20,11 @@ class DyingServer(ApiServer):
         super().__init__(access)
         self.writes_left = writes
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content: str = "application/json",
-    ) -> bytes:
+    async def request(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
         self.writes_left -= method != "GET"
         if method != "GET" and self.writes_left < 0:
             raise Killed
-        answer = await super().request(method, path, body, params=params, content=content)
+        answer = await super().request(method, path, body, **more)
         if method != "GET" and self.writes_left == 0:
             raise Killed
         return answer
