@@ -114,8 +114,7 @@ class WindowsHost:
 
     def change_host_key(self) -> None:
         self.machine.make_host_key()
-        for process in self.machine.processes():
-            line = Path(f"/proc/{process}/cmdline").read_bytes().decode().replace("\0", " ")
+        for process, line in self.machine.command_lines().items():
             if "sshd" in line and "[listener]" in line:
                 os.kill(process, signal.SIGHUP)
                 return

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from tests.e2e.stand_in_kubelet import run_kubelet
 from tests.e2e.windows_host.host import SERVER_2022, WindowsHost
@@ -47,8 +46,4 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _runs(host: WindowsHost) -> bool:
-    for process in host.machine.processes():
-        with suppress(OSError):
-            if _PROGRAM.encode() in Path(f"/proc/{process}/cmdline").read_bytes():
-                return True
-    return False
+    return any(_PROGRAM in line for line in host.machine.command_lines().values())

@@ -130,6 +130,15 @@ class Machine:
         groups += [*CONTROL_GROUPS.glob(f"{self.container}/cgroup.procs")]
         return sorted({int(line) for group in groups for line in group.read_text().split()})
 
+    def command_lines(self) -> dict[int, str]:
+        """What runs in it, Windows' programs among the rest."""
+        found = {}
+        for process in self.processes():
+            with suppress(OSError):
+                line = Path(f"/proc/{process}/cmdline").read_bytes()
+                found[process] = line.decode(errors="replace").replace("\0", " ").strip()
+        return found
+
     def _init(self) -> int:
         """The process that is the first one of the container's own numbers."""
         for process in self.processes():

@@ -1,9 +1,10 @@
-"""A payload for real hosts: the real containerd and crictl, and stand-ins of what cannot be had."""
+"""A payload for a Windows host: real containerd and crictl, stand-ins of what cannot be had."""
 
 import shutil
 from pathlib import Path
 
 from tests.e2e.windows_host import programs
+from tests.e2e.windows_host.host import WindowsHost
 
 SERVICES = ("kubelet", "kube-log-runner", "windows_exporter")
 SHIM = "containerd-shim-runhcs-v1"
@@ -23,3 +24,11 @@ def lay_programs(folder: Path, version: str) -> Path:
     ):
         (folder / f"{name}.exe").write_bytes(source.read_bytes() + f"{name} {version}".encode())
     return folder
+
+
+def assert_nothing_of_ours(host: WindowsHost) -> None:
+    assert not host.path(r"C:\k").exists()
+    assert not host.path(r"C:\var").exists()
+    ours = ("containerd", "kubelet", "windows_exporter")
+    assert set(host.services(*ours).values()) == {"absent"}
+    assert not [one for one in host.path(r"C:\windows\temp").iterdir() if "winpod" in one.name]

@@ -1,0 +1,184 @@
+"""`winpod instance` on a Windows host that is Wine, with a real control plane: from fresh to node.
+
+The kubelet's part is played by winpod's node agent, with what it finds on the host's disk.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+from tests.cli.winpod import Ran, winpod
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.node_process import found, is_ready, node
+from tests.e2e.windows_host import WindowsHost, windows_host
+from tests.e2e.windows_host.host import FRESH
+from tests.e2e.windows_host.kubelet import playing_kubelet
+from tests.e2e.windows_host.payload import assert_nothing_of_ours, lay_programs
+
+from winpod.images.base import Base
+from winpod.instances.steps import Do
+
+NODE = "win-story"
+CRICTL = (
+    r"C:\k\bin\crictl.exe --timeout 20s --runtime-endpoint npipe://./pipe/containerd-containerd"
+)
+DUMP = r"C:\k\bin\containerd.exe --config C:\k\containerd\containerd.toml config dump"
+HANDLERS = {
+    "runhcs-wcow-process",
+    "runhcs-wcow-hypervisor",
+    "runhcs-wcow-hypervisor-20348",
+}
+KILLS = (
+    "enable the feature Containers",
+    "it restarts",
+    r"make the directory C:\k:",
+    r"put the file C:\k\bin\containerd.exe",
+    r"put the file C:\k\kubelet\bootstrap.kubeconfig",
+    "create the service containerd",
+    "start the service containerd",
+    "start the service kubelet",
+)
+AWAY = ("cannot be reached", "was lost", "may have been shut down")
+
+
+class Laptop:
+    """`winpod instance`, as a person has it."""
+
+    def __init__(self, home: Path, host: WindowsHost, plane: ControlPlane) -> None:
+        self.home = home
+        self._host = host
+        key, address = str(host.key), host.address
+        self._which = ("--key", key, "--address", address, "--port", str(host.port))
+        self._cluster = ("--kubeconfig", str(plane.kubeconfig))
+        self._payload = ("--payload", str(lay_programs(home / "payload", "1.0.0")))
+        settings = home / "settings.yaml"
+        settings.write_text("instances: {hypervisor: true, joinSeconds: 90}\n")
+        self._settings = ("--config", str(settings))
+        made = winpod("instance", "payload", self._payload[1], "--version", "1.0.0", home=home)
+        assert made.code == 0, made.err
+
+    def words(self, command: str) -> list[str]:
+        words = ["instance", command, *self._which]
+        if command in ("apply", "plan"):
+            words += [*self._cluster, *self._payload, *self._settings]
+        if command == "remove":
+            words += [*self._cluster, *self._settings, "--yes"]
+        if command == "gather":
+            words += ["--directory", str(self.home)]
+        return words
+
+    def instance(self, command: str, *more: str) -> Ran:
+        try:
+            return winpod(*self.words(command), *more, home=self.home)
+        except subprocess.TimeoutExpired as late:
+            running = self._host.machine.command_lines()
+            raise AssertionError(f"{command} said {late.stderr!r}; there run {running}") from late
+
+    def apply_and_die(self, when: str) -> None:
+        """Killed as soon as it says that it does this; a host that restarts is tried again."""
+        told = self._killed(when)
+        while not any(when in line for line in told):
+            assert any(why in told[-1] for why in AWAY), told
+            told = self._killed(when)
+
+    def _killed(self, when: str) -> list[str]:
+        environment = {**os.environ, "HOME": str(self.home)}
+        environment.pop("XDG_CONFIG_HOME", None)
+        command = [sys.executable, "-m", "winpod", *self.words("apply")]
+        told: list[str] = []
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                told.append(line)
+                if when in line:
+                    process.kill()
+        return told
+
+
+def steps_in(text: str) -> list[str]:
+    return [line for line in text.splitlines() if any(f": {do} " in line for do in Do)]
+
+
+def test_a_fresh_server_becomes_a_node_whoever_is_killed_on_the_way_and_leaves_without_a_trace(
+    control_plane: ControlPlane, base: Base, tmp_path: Path
+) -> None:
+    host_folder = tmp_path / "host"
+    with windows_host(host_folder, base, features=FRESH, name=NODE) as host:
+        laptop = Laptop(tmp_path, host, control_plane)
+        with playing_kubelet(host, NODE):
+            for step in KILLS:
+                laptop.apply_and_die(step)
+            applied = laptop.instance("apply")
+            assert applied.code == 0, applied.err
+            assert is_ready(control_plane, NODE)
+            told = node(control_plane, NODE)["status"]["nodeInfo"]
+            assert told["containerRuntimeVersion"] == "containerd://2.4.2"
+            assert_serves_what_was_asked(host)
+
+            again = laptop.instance("apply", "-o", "json")
+            assert again.code == 0
+            assert steps_in(again.err) == []
+            assert json.loads(laptop.instance("plan", "-o", "json").out)[0]["steps"] == []
+
+            token = bootstrap_token(control_plane)
+            gathered = laptop.instance("gather")
+            assert gathered.code == 0, gathered.err
+            assert_has_logs_and_no_secrets(next(tmp_path.glob("*.tar.gz")), token)
+
+            removed = laptop.instance("remove")
+            assert removed.code == 0, removed.err
+        assert not found(control_plane, f"/api/v1/nodes/{NODE}")
+        assert_nothing_of_ours(host)
+        assert token not in applied.err + again.err + gathered.err + removed.err
+
+
+def assert_serves_what_was_asked(host: WindowsHost) -> None:
+    dump = host.done(f"{DUMP} 2>nul")
+    config = tomllib.loads(dump)
+    runtimes = config["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]
+    assert set(runtimes) == HANDLERS
+    answer = json.loads(host.done(f"{CRICTL} info 2>nul"))
+    assert {one.get("name", "") for one in answer["runtimeHandlers"]} == {"", *HANDLERS}
+    isolation = {
+        name: runtime["options"].get("SandboxIsolation", 0)
+        for name, runtime in answer["config"]["containerd"]["runtimes"].items()
+    }
+    assert isolation == {name: int("hypervisor" in name) for name in HANDLERS}
+    assert answer["config"]["cni"]["confDir"] == r"C:\k\cni\config"
+    kubelet = host.done(r"reg query HKLM\SYSTEM\CurrentControlSet\Services\kubelet")
+    assert "--container-runtime-endpoint=npipe://./pipe/containerd-containerd" in kubelet
+    assert "--container-runtime=" not in kubelet
+    assert "DependOnService    REG_MULTI_SZ    containerd\n" in kubelet
+
+
+def assert_has_logs_and_no_secrets(archive: Path, token: str) -> None:
+    with tarfile.open(archive) as opened:
+        content = {
+            member.name.partition("/")[2]: file.read().decode()
+            for member in opened.getmembers()
+            if (file := opened.extractfile(member))
+        }
+    assert '"containerd"' in content["state.json"]
+    assert "runhcs-wcow-process" in content["crictl-info.txt"]
+    assert "runhcs-wcow-process" in content["C/k/containerd/containerd.toml"]
+    assert "containerd successfully booted" in content["C/var/log/containerd/containerd.log"]
+    everything = "".join(content.values())
+    assert token not in everything
+    assert "PRIVATE KEY" not in everything
+    assert not [name for name in content if "kubeconfig" in name]
+
+
+def bootstrap_token(plane: ControlPlane) -> str:
+    secrets = found(plane, "/api/v1/namespaces/kube-system/secrets")["items"]
+    tokens = [one for one in secrets if one["type"] == "bootstrap.kubernetes.io/token"]
+    text = plane.kubectl(
+        *("get", "secret", "-n", "kube-system", tokens[-1]["metadata"]["name"]),
+        *("-o", 'go-template={{index .data "token-secret" | base64decode}}'),
+    )
+    return text.strip()
