@@ -34,6 +34,7 @@ PROGRAMS = {
         "-luserenv",
         "-lntdll",
     ),
+    "wguest": LINUX,
     "winit": LINUX,
     "wproxy": LINUX,
 }

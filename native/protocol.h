@@ -39,6 +39,8 @@ enum frame_type {
     /* from winit to wagent only */
     CREDIT = 32,     /* u32 bytes that a client has taken */
     CLOSE = 33,      /* nothing: the client has gone */
+    /* from the first process of a shell in a microVM to winit on the host */
+    ENDED = 34,      /* nothing: the shell has */
     /* to a client */
     STARTED = 65,    /* u32 Windows process id */
     OUTPUT = 66,     /* data */

@@ -1,6 +1,7 @@
 /* The first process of a shell: starts wagent, and carries its clients' frames.
  *
  *     winit PROGRAM ARGUMENT...     (clients connect to the listening socket that is descriptor 3)
+ *     winit --link SOCKET           (for a shell in a microVM, whose agent is behind that socket)
  *
  * The socket comes from outside, so nothing in the container's file system leads to it, and winit
  * hides its memory and descriptors from the programs beside it. Frames are passed on unread: what
@@ -20,6 +21,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -228,6 +230,8 @@ static void hand_out(void)
             _exit(1);
         if (from_agent.filled < LINK_HEADER + size)
             return;
+        if (frame[4] == ENDED)
+            _exit(0);
         struct session *session = find(get32(frame + 5));
         if (session) {
             bool held = append(&session->out, frame, FRAME_HEADER)
@@ -296,6 +300,19 @@ static void start_agent(char **command)
     fcntl(agent_out, F_SETFL, O_NONBLOCK);
 }
 
+static void connect_agent(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    agent_in = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof address.sun_path)
+        _exit(2);
+    strcpy(address.sun_path, path);
+    if (connect(agent_in, (struct sockaddr *)&address, sizeof address))
+        _exit(1);
+    fcntl(agent_in, F_SETFL, O_NONBLOCK);
+    agent_out = fcntl(agent_in, F_DUPFD_CLOEXEC, 0);
+}
+
 static void add(int fd, uint32_t what, void *mark)
 {
     struct epoll_event event = {.events = what, .data.ptr = mark};
@@ -319,7 +336,10 @@ int main(int count, char **arguments)
     events = epoll_create1(EPOLL_CLOEXEC);
     for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++)
         session->socket = -1;
-    start_agent(arguments + 1);
+    if (count == 3 && !strcmp(arguments[1], "--link"))
+        connect_agent(arguments[2]);
+    else
+        start_agent(arguments + 1);
     add(LISTENER, EPOLLIN, &last_id);
     add(signals, EPOLLIN, &signals);
     add(agent_out, EPOLLIN, &from_agent);

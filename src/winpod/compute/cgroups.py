@@ -54,6 +54,33 @@ def set_limits(name: str, limits: Enforced, device: str = "") -> None:
             raise MemoryInUse(limits.memory_bytes or MEMORY, used) from None
 
 
+def make_group(name: str, memory: int) -> None:
+    """For processes that no OCI runtime starts, with a limit of memory and processes."""
+    for folder in _all_of(name):
+        folder.mkdir(parents=True, exist_ok=True)
+    if _is_unified():
+        for above in (_ROOT, _ROOT / PARENT):
+            (above / "cgroup.subtree_control").write_text("+cpu +memory +pids +io")
+    elif _has("memory"):
+        (_folder("memory", name) / "memory.limit_in_bytes").write_text(str(memory))
+    set_limits(name, Enforced(len(os.sched_getaffinity(0)), memory_bytes=memory))
+
+
+def member_files(name: str) -> list[Path]:
+    """A process whose number is written there is in the group."""
+    return [folder / "cgroup.procs" for folder in _all_of(name)]
+
+
+def _all_of(name: str) -> list[Path]:
+    controllers = ("memory", "pids", "cpu", "cpuacct", "blkio")
+    found = [_folder(controller, name) for controller in controllers if _has(controller)]
+    return list(dict.fromkeys(found))
+
+
+def _has(controller: str) -> bool:
+    return _is_unified() or (_ROOT / controller).is_dir()
+
+
 def remove_group(name: str) -> None:
     """Whatever is there of it, with all that runs in it."""
     folders = (_ROOT / PARENT / name, *_ROOT.glob(f"*/{PARENT}/{name}"))

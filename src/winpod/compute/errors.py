@@ -1,5 +1,8 @@
 """What can go wrong between a container and the program in it."""
 
+import os
+from collections.abc import Sequence
+
 from winpod.windows.errors import Unavailable, WinpodError
 
 
@@ -104,3 +107,35 @@ class MountFailed(WinpodError):
         super().__init__(
             f'failed to mount "{source}" on "{destination}": {error.strerror or error}.'
         )
+
+
+class KitFailed(WinpodError):
+    """QEMU or a guest's kernel could not be had."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"hypervisor isolation is not ready: {why}.")
+
+
+class MachineFailed(WinpodError):
+    """A pod's microVM could not be made or changed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the pod's microVM: {why}.")
+
+
+class MachineGone(Unavailable):
+    """A pod's microVM has ended, or says nothing any more."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the pod's microVM: {why}.")
+
+
+class GuestRefused(WinpodError):
+    """The guest's kernel said no; `number` is its error."""
+
+    def __init__(self, number: int, words: Sequence[str]) -> None:
+        self.number = number
+        asked = " ".join(words)[:200]
+        super().__init__(f"the pod's microVM refused to {asked}: {os.strerror(number)}.")

@@ -2,7 +2,7 @@
 
 `winit` is the first process of a shell, `wagent.exe` its Windows side, `wproxy` what conmon takes
 for the OCI runtime, and what carries a container's named pipes. Their sources, and how they are
-built, are in the repository's native/.
+built, are in the repository's native/. `wguest` is the first process of a microVM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import winpod
 from winpod.compute.errors import NativeMissing
 
-WINIT, WAGENT, WPROXY = "winit", "wagent.exe", "wproxy"
+WINIT, WAGENT, WPROXY, WGUEST = "winit", "wagent.exe", "wproxy", "wguest"
 
 
 def native_program(name: str) -> Path:

@@ -23,6 +23,15 @@ PREFIX = "/prefix"
 NO_MENUS = "WINEDLLOVERRIDES=winemenubuilder.exe=d"
 """A third of a boot goes into entries for the menus of a desktop that is not there."""
 
+VARIABLES = (
+    "PATH=/usr/lib/wine:/usr/bin",
+    "HOME=/root",
+    f"WINEPREFIX={PREFIX}",
+    "WINEDEBUG=-all",
+    NO_MENUS,
+    "LANG=C.UTF-8",
+)
+
 DRIVE_C = f"{PREFIX}/drive_c"
 IDS = 65536
 _AGENT_DIRECTORY = "/winpod"
@@ -70,14 +79,7 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
             "user": user,
             "args": [f"{_AGENT_DIRECTORY}/{WINIT}", "wine64", f"{_AGENT_DIRECTORY}/{WAGENT}"],
             "cwd": "/",
-            "env": [
-                "PATH=/usr/lib/wine:/usr/bin",
-                "HOME=/root",
-                f"WINEPREFIX={PREFIX}",
-                "WINEDEBUG=-all",
-                NO_MENUS,
-                "LANG=C.UTF-8",
-            ],
+            "env": list(VARIABLES),
             "noNewPrivileges": True,
             "oomScoreAdj": 100,
             "capabilities": dict.fromkeys(

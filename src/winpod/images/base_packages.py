@@ -77,7 +77,9 @@ def choose_mirrors(chosen: str = "", apt: Path = APT) -> Mirrors:
     return Mirrors(_DEFAULT, _DEFAULT_SECURITY)
 
 
-def unpack_packages(target: Path, mirrors: Mirrors, *, with_32bit: bool) -> dict[str, str]:
+def unpack_packages(
+    target: Path, mirrors: Mirrors, *, with_32bit: bool, packages: Sequence[str] = PACKAGES
+) -> dict[str, str]:
     """Fills a directory, and tells the versions of all that it was made of, by package."""
     if not KEYRING.is_file():
         raise ToolMissing(
@@ -90,7 +92,7 @@ def unpack_packages(target: Path, mirrors: Mirrors, *, with_32bit: bool) -> dict
         "--variant=extract",
         "--format=directory",
         "--architectures=amd64,i386" if with_32bit else "--architectures=amd64",
-        f"--include={','.join(PACKAGES)}",
+        f"--include={','.join(packages)}",
         "--skip=cleanup/apt",
     ]
     if with_32bit:

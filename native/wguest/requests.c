@@ -1,0 +1,194 @@
+/* What the host can ask for: a word, and the words that it takes. */
+
+#define _GNU_SOURCE
+#include "wguest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/random.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static int ping(char **words, struct answer *answer)
+{
+    (void)words, (void)answer;
+    return 0;
+}
+
+/* SOURCE TARGET TYPE FLAGS OPTIONS */
+static int mount_it(char **words, struct answer *answer)
+{
+    (void)answer;
+    unsigned long flags = strtoul(words[3], NULL, 0);
+    return mount(words[0], words[1], words[2], flags, words[4]) ? errno : 0;
+}
+
+/* PATH */
+static int unmount_it(char **words, struct answer *answer)
+{
+    (void)answer;
+    return umount2(words[0], MNT_DETACH) ? errno : 0;
+}
+
+/* PATH, and what is missing above it */
+static int make_directories(char **words, struct answer *answer)
+{
+    (void)answer;
+    for (char *at = words[0]; at; ) {
+        at = strchr(at + 1, '/');
+        if (at)
+            *at = 0;
+        if (mkdir(words[0], 0755) && errno != EEXIST)
+            return errno;
+        if (at)
+            *at = '/';
+    }
+    return 0;
+}
+
+/* PATH: an empty directory */
+static int remove_directory(char **words, struct answer *answer)
+{
+    (void)answer;
+    return rmdir(words[0]) ? errno : 0;
+}
+
+/* PATH OWNER */
+static int change_owner(char **words, struct answer *answer)
+{
+    (void)answer;
+    uid_t owner = (uid_t)strtoul(words[1], NULL, 10);
+    return lchown(words[0], owner, owner) ? errno : 0;
+}
+
+/* PATH TEXT */
+static int write_text(char **words, struct answer *answer)
+{
+    (void)answer;
+    int file = open(words[0], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0)
+        return errno;
+    size_t size = strlen(words[1]);
+    int error = write(file, words[1], size) == (ssize_t)size ? 0 : errno;
+    close(file);
+    return error;
+}
+
+/* PATH */
+static int read_file(char **words, struct answer *answer)
+{
+    int file = open(words[0], O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return errno;
+    ssize_t now;
+    while ((now = read(file, answer->data + answer->size, MOST_BYTES - answer->size)) > 0)
+        answer->size += (size_t)now;
+    int error = now < 0 ? errno : 0;
+    close(file);
+    return error;
+}
+
+/* SECONDS since 1970, with a fraction */
+static int set_clock(char **words, struct answer *answer)
+{
+    (void)answer;
+    double at = strtod(words[0], NULL);
+    struct timespec now = {.tv_sec = (time_t)at};
+    now.tv_nsec = (long)((at - (double)now.tv_sec) * 1e9);
+    return clock_settime(CLOCK_REALTIME, &now) ? errno : 0;
+}
+
+/* TEXT that nobody else knows: what comes of the random generator is this guest's own from here */
+static int stir(char **words, struct answer *answer)
+{
+    char *written[] = {"/dev/urandom", words[0]};
+    int error = write_text(written, answer);
+    int file = open("/dev/urandom", O_RDWR | O_CLOEXEC);
+    if (!error && ioctl(file, RNDRESEEDCRNG))
+        error = errno;
+    close(file);
+    return error;
+}
+
+/* INTERFACE ADDRESS PREFIX */
+static int address(char **words, struct answer *answer)
+{
+    (void)answer;
+    return set_address(words[0], words[1], words[2]);
+}
+
+/* GATEWAY */
+static int route(char **words, struct answer *answer)
+{
+    (void)answer;
+    return set_route(words[0]);
+}
+
+static int start(char **words, struct answer *answer)
+{
+    (void)answer;
+    return start_shell(words);
+}
+
+/* NAME */
+static int kill_it(char **words, struct answer *answer)
+{
+    (void)answer;
+    return kill_shell(words[0]);
+}
+
+/* NAME SOURCE TARGET */
+static int mount_inside(char **words, struct answer *answer)
+{
+    (void)answer;
+    return mount_in_shell(words[0], words[1], words[2]);
+}
+
+/* NAME HOSTNAME */
+static int rename_inside(char **words, struct answer *answer)
+{
+    (void)answer;
+    return rename_in_shell(words[0], words[1]);
+}
+
+static const struct {
+    const char *word;
+    int fewest, most;
+    int (*act)(char **words, struct answer *answer);
+} known[] = {
+    {"ping", 0, 0, ping},
+    {"mount", 5, 5, mount_it},
+    {"unmount", 1, 1, unmount_it},
+    {"mkdir", 1, 1, make_directories},
+    {"rmdir", 1, 1, remove_directory},
+    {"chown", 2, 2, change_owner},
+    {"write", 2, 2, write_text},
+    {"read", 1, 1, read_file},
+    {"clock", 1, 1, set_clock},
+    {"stir", 1, 1, stir},
+    {"address", 3, 3, address},
+    {"route", 1, 1, route},
+    {"start", 8, MOST_WORDS, start},
+    {"kill", 1, 1, kill_it},
+    {"mount-inside", 3, 3, mount_inside},
+    {"rename-inside", 2, 2, rename_inside},
+};
+
+int answer_request(char **words, struct answer *answer)
+{
+    int count = 0;
+    while (words[count])
+        count++;
+    for (size_t i = 0; count && i < sizeof known / sizeof *known; i++)
+        if (!strcmp(known[i].word, words[0]))
+            return count - 1 < known[i].fewest || count - 1 > known[i].most
+                ? EINVAL
+                : known[i].act(words + 1, answer);
+    return ENOSYS;
+}

@@ -1,0 +1,183 @@
+/* Shells in a microVM: one for each container of the pod, in namespaces of its own.
+ *
+ *     start NAME PORT ROOT GROUP USER HOSTNAME VARIABLE... -- COMMAND...
+ *
+ * The root was mounted together before; the shell makes it its own, without any capability.
+ */
+
+#define _GNU_SOURCE
+#include "wguest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MOST_SHELLS 64
+#define CLONE_TREE (1u | O_CLOEXEC | AT_RECURSIVE) /* OPEN_TREE_CLONE */
+#define FROM_TREE 4u                              /* MOVE_MOUNT_F_EMPTY_PATH */
+#define SPACES (CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS)
+
+static struct shell {
+    char name[80];
+    pid_t pid;
+} shells[MOST_SHELLS];
+
+static struct shell *find(const char *name)
+{
+    for (struct shell *shell = shells; shell < shells + MOST_SHELLS; shell++)
+        if (name ? shell->pid && !strcmp(shell->name, name) : !shell->pid)
+            return shell;
+    return NULL;
+}
+
+static void give_up_rights(uid_t user)
+{
+    for (int right = 0; right < 64; right++)
+        prctl(PR_CAPBSET_DROP, right, 0, 0, 0);
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct none[2] = {{0}};
+    if (setgid(user) || setuid(user) || syscall(SYS_capset, &header, none)
+        || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _exit(1);
+}
+
+static void become(char **words, char **environment, char **command, int port)
+{
+    if (mount("", "/", "", MS_REC | MS_PRIVATE, "") || chdir(words[2])
+        || mount(".", "/", "", MS_MOVE, "") || chroot(".") || chdir("/")
+        || mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "")
+        || sethostname(words[5], strlen(words[5])))
+        _exit(1);
+    give_up_rights((uid_t)strtoul(words[4], NULL, 10));
+    prctl(PR_SET_DUMPABLE, 0);
+    environ = environment;
+    carry(port, command);
+}
+
+static int put_into_group(const char *group, pid_t pid)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/cgroup.procs", group);
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    int error = file < 0 || dprintf(file, "%d", (int)pid) < 0 ? errno : 0;
+    close(file);
+    return error;
+}
+
+int start_shell(char **words)
+{
+    struct shell *shell = find(NULL);
+    char **command = words + 6;
+    while (*command && strcmp(*command, "--"))
+        command++;
+    if (!*command || !shell || strlen(words[0]) >= sizeof shell->name || find(words[0]))
+        return EINVAL;
+    *command++ = NULL;
+    int port = open_port(words[1]), go[2];
+    if (port < 0 || pipe2(go, O_CLOEXEC))
+        return ENODEV;
+    pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | SPACES, 0, 0, 0, 0);
+    if (!pid) {
+        char word;
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        close(go[1]);
+        if (read(go[0], &word, 1) == 1)
+            become(words, words + 6, command, port);
+        _exit(1);
+    }
+    int error = pid < 0 ? errno : put_into_group(words[3], pid);
+    if (!error) {
+        strcpy(shell->name, words[0]);
+        shell->pid = pid;
+        error = write(go[1], "!", 1) == 1 ? 0 : errno;
+    }
+    close(go[0]);
+    close(go[1]);
+    close(port);
+    return error;
+}
+
+int kill_shell(const char *name)
+{
+    struct shell *shell = find(name);
+    return shell && kill(shell->pid, SIGKILL) ? errno : 0;
+}
+
+static int open_space(const char *name, const char *kind)
+{
+    struct shell *shell = find(name);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/%s", shell ? (int)shell->pid : -1, kind);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* In a process of its own, because whoever enters a namespace stays there. */
+static int act_inside(int space, int (*act)(void *), void *with)
+{
+    if (space < 0)
+        return ESRCH;
+    pid_t child = fork();
+    if (!child)
+        _exit(setns(space, 0) || act(with) ? errno : 0);
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        return errno;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EIO;
+}
+
+struct move {
+    int tree;
+    const char *target;
+};
+
+static int move(void *with)
+{
+    struct move *it = with;
+    return (int)syscall(SYS_move_mount, it->tree, "", AT_FDCWD, it->target, FROM_TREE);
+}
+
+int mount_in_shell(const char *name, const char *source, const char *target)
+{
+    struct move it = {.target = target};
+    it.tree = (int)syscall(SYS_open_tree, AT_FDCWD, source, CLONE_TREE);
+    if (it.tree < 0)
+        return errno;
+    int space = open_space(name, "mnt");
+    int error = act_inside(space, move, &it);
+    close(space);
+    close(it.tree);
+    return error;
+}
+
+static int rename_host(void *with)
+{
+    return sethostname(with, strlen(with));
+}
+
+int rename_in_shell(const char *name, const char *hostname)
+{
+    int space = open_space(name, "uts");
+    int error = act_inside(space, rename_host, (void *)hostname);
+    close(space);
+    return error;
+}
+
+void reap(void)
+{
+    for (pid_t ended; (ended = waitpid(-1, NULL, WNOHANG)) > 0;)
+        for (struct shell *shell = shells; shell < shells + MOST_SHELLS; shell++)
+            if (shell->pid == ended)
+                shell->pid = 0;
+}

@@ -1,0 +1,164 @@
+/* The first process of a microVM: does what the host asks for on the port "control", and reaps.
+ *
+ * A request is a u32 length and words, each ended by 0; its answer a u32 length, a u32 error number
+ * and data. What a pod needs is decided on the host: this side knows how to mount, read, write,
+ * start and kill. A client that goes away in the middle of a request has asked nothing.
+ */
+
+#define _GNU_SOURCE
+#include "wguest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../protocol.h"
+
+static uint8_t request[4 + MOST_BYTES + 1];
+static struct answer answer;
+static size_t received;
+
+static void load_modules(void)
+{
+    struct dirent **found;
+    int many = scandir("/modules", &found, NULL, alphasort);
+    for (int i = 0; i < many; i++) {
+        char path[512];
+        snprintf(path, sizeof path, "/modules/%s", found[i]->d_name);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (found[i]->d_name[0] != '.' && syscall(SYS_finit_module, file, "", 0))
+            fprintf(stderr, "wguest: %s: %s\n", path, strerror(errno));
+        close(file);
+    }
+}
+
+static void set_up(void)
+{
+    static const char *const places[][3] = {
+        {"proc", "/proc", "mode=755"},
+        {"sysfs", "/sys", "mode=755"},
+        {"devtmpfs", "/dev", "mode=755"},
+        {"tmpfs", "/run", "mode=755,size=90%"},
+        {"cgroup2", "/sys/fs/cgroup", ""},
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        mkdir(places[i][1], 0755);
+        if (mount(places[i][0], places[i][1], places[i][0], 0, i < 2 ? "" : places[i][2]))
+            fprintf(stderr, "wguest: %s: %s\n", places[i][1], strerror(errno));
+    }
+    load_modules();
+}
+
+int open_port(const char *name)
+{
+    DIR *ports = opendir("/sys/class/virtio-ports");
+    int found = -1;
+    for (struct dirent *entry; ports && found < 0 && (entry = readdir(ports));) {
+        char path[512], is[128] = "";
+        snprintf(path, sizeof path, "/sys/class/virtio-ports/%s/name", entry->d_name);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0)
+            continue;
+        if (read(file, is, sizeof is - 1) > 0)
+            is[strcspn(is, "\n")] = 0;
+        close(file);
+        if (strcmp(is, name))
+            continue;
+        snprintf(path, sizeof path, "/dev/%s", entry->d_name);
+        found = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    }
+    if (ports)
+        closedir(ports);
+    return found;
+}
+
+/* Returns false when the client has gone. */
+static bool write_whole(int port, const void *data, size_t size)
+{
+    while (size) {
+        ssize_t now = write(port, data, size);
+        if (now < 0 && errno != EAGAIN && errno != EINTR)
+            return false;
+        if (now > 0) {
+            data = (const uint8_t *)data + now;
+            size -= (size_t)now;
+            continue;
+        }
+        struct pollfd one = {.fd = port, .events = POLLOUT};
+        poll(&one, 1, 1000);
+        if (one.revents & POLLHUP)
+            return false;
+    }
+    return true;
+}
+
+static void reply(int port)
+{
+    char *words[MOST_WORDS + 1];
+    int count = 0;
+    char *end = (char *)request + 4 + get32(request);
+    *end = 0;
+    for (char *word = (char *)request + 4; word < end && count < MOST_WORDS;
+         word += strlen(word) + 1)
+        words[count++] = word;
+    words[count] = NULL;
+    answer.size = 0;
+    uint8_t header[8];
+    int error = answer_request(words, &answer);
+    put32(header, (uint32_t)answer.size);
+    put32(header + 4, (uint32_t)error);
+    if (write_whole(port, header, sizeof header))
+        write_whole(port, answer.data, answer.size);
+}
+
+static void serve(int port)
+{
+    ssize_t now = read(port, request + received, sizeof request - 1 - received);
+    if (now <= 0) {
+        if (now == 0) { /* nobody is connected */
+            received = 0;
+            usleep(5000);
+        }
+        return;
+    }
+    received += (size_t)now;
+    if (received >= 4 && get32(request) > MOST_BYTES)
+        received = 0;
+    if (received < 4 || received < 4 + get32(request))
+        return;
+    received = 0;
+    reply(port);
+}
+
+int main(void)
+{
+    set_up();
+    int port;
+    while ((port = open_port("control")) < 0)
+        usleep(10000);
+    sigset_t children;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &children, NULL);
+    int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
+    for (;;) {
+        struct pollfd ready[] = {{.fd = port, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+        poll(ready, 2, -1);
+        struct signalfd_siginfo ended;
+        while (read(signals, &ended, sizeof ended) > 0)
+            reap();
+        if (ready[0].revents)
+            serve(port);
+    }
+}

@@ -1,0 +1,71 @@
+"""What a pod asks of its microVM: memory, processors and the disk's speed, by annotations.
+
+The words are those that Hyper-V's shim has, so a pod that says them is the same on Windows. A value
+that cannot be read is passed over, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from winpod.compute.resources import MIB
+
+PREFIX = "io.microsoft.virtualmachine."
+DEFAULT_MEMORY = 1024 * MIB
+FULL_LIMIT = 100_000
+ORDINARY_WEIGHT = 100
+_MOST_WEIGHT = 10_000
+_TOPOLOGY = f"{PREFIX}computetopology."
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineAsked:
+    """`limit` is of each processor, `FULL_LIMIT` all of it; a zero asks for nothing.
+
+    Memory is taken when it is used, unless it is `reserved`: then all of it is there from the
+    start, and stays.
+    """
+
+    memory_bytes: int = DEFAULT_MEMORY
+    processors: int = 0
+    limit: int = 0
+    weight: int = 0
+    reserved: bool = False
+    disk_bytes_per_second: int = 0
+    disk_operations_per_second: int = 0
+
+
+def machine_asked(annotations: Mapping[str, str]) -> MachineAsked:
+    numbers = _Numbers(annotations)
+    megabytes = numbers.of(f"{_TOPOLOGY}memory.sizeinmb")
+    overcommit = _flag(annotations.get(f"{_TOPOLOGY}memory.allowovercommit"), default=True)
+    backed = _flag(annotations.get(f"{PREFIX}fullyphysicallybacked"), default=False)
+    return MachineAsked(
+        memory_bytes=_even(megabytes) * MIB or DEFAULT_MEMORY,
+        processors=numbers.of(f"{_TOPOLOGY}processor.count"),
+        limit=min(numbers.of(f"{_TOPOLOGY}processor.limit"), FULL_LIMIT),
+        weight=min(numbers.of(f"{_TOPOLOGY}processor.weight"), _MOST_WEIGHT),
+        reserved=backed or not overcommit,
+        disk_bytes_per_second=numbers.of(f"{PREFIX}storageqos.bandwidthmaximum"),
+        disk_operations_per_second=numbers.of(f"{PREFIX}storageqos.iopsmaximum"),
+    )
+
+
+class _Numbers:
+    def __init__(self, annotations: Mapping[str, str]) -> None:
+        self._annotations = annotations
+
+    def of(self, name: str) -> int:
+        text = self._annotations.get(name, "").strip()
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _even(megabytes: int) -> int:
+    return megabytes + megabytes % 2
+
+
+def _flag(text: str | None, *, default: bool) -> bool:
+    word = (text or "").strip().lower()
+    return word in _TRUE or (default and word not in _FALSE)

@@ -1,0 +1,96 @@
+"""A microVM's first process, spoken to from the host: words in, an error number and data out.
+
+The connection is kept: QEMU can lose what a client sends just after another has left. So one that
+is new is tried with a question, and thrown away where nothing answers. The other end may have been
+broken into, so nothing it sends is trusted: sizes are bounded, and it has to answer in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from pathlib import Path
+
+from winpod.compute.agent import short_name
+from winpod.compute.errors import GuestRefused, MachineGone
+
+MOST_BYTES = 1 << 20
+ANSWER_SECONDS = 30.0
+_TRY_SECONDS = 2.0
+_HEADER = struct.Struct("<II")
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Guest:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._streams: Streams | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, *words: str) -> bytes:
+        """What it answers; `GuestRefused` has the error's number."""
+        async with self._turn:
+            streams = self._streams or await self._connect()
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    return await _ask(streams, words)
+            except GuestRefused:
+                raise
+            except BaseException as error:
+                self._let_go()
+                if isinstance(error, OSError | EOFError | TimeoutError):
+                    raise MachineGone(f"the guest does not answer ({words[0]})") from None
+                raise
+
+    async def until_up(self, seconds: float) -> None:
+        """Returns when it answers at all."""
+        try:
+            async with asyncio.timeout(seconds), self._turn:
+                while self._streams is None:
+                    try:
+                        self._streams = await self._connect()
+                    except MachineGone:
+                        await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise MachineGone("the guest did not start") from None
+
+    def close(self) -> None:
+        self._let_go()
+
+    async def _connect(self) -> Streams:
+        for _ in range(5):
+            try:
+                with short_name(self._path) as name:
+                    streams = await asyncio.open_unix_connection(name)
+            except OSError as error:
+                raise MachineGone(f"the microVM is gone: {error.strerror}") from None
+            try:
+                async with asyncio.timeout(_TRY_SECONDS):
+                    await _ask(streams, ("ping",))
+            except (OSError, EOFError, TimeoutError):
+                streams[1].close()
+                continue
+            self._streams = streams
+            return streams
+        raise MachineGone("the guest does not answer")
+
+    def _let_go(self) -> None:
+        if self._streams:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def _ask(streams: Streams, words: tuple[str, ...]) -> bytes:
+    reader, writer = streams
+    payload = b"".join(os.fsencode(word) + b"\0" for word in words)
+    writer.write(struct.pack("<I", len(payload)) + payload)
+    await writer.drain()
+    size, error = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    if size > MOST_BYTES:
+        raise EOFError
+    data = await reader.readexactly(size)
+    if error:
+        raise GuestRefused(error, words)
+    return data

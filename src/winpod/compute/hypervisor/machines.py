@@ -1,0 +1,204 @@
+"""A pod's microVM: a clone of the template, with the pod's own directories, network and memory.
+
+Everything of it is in one directory. QEMU and the two servers of its files run without this
+process, in one control group, and are found again by their names; what ends QEMU ends the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from winpod.compute import cgroups, mounts
+from winpod.compute.errors import GuestRefused, MachineFailed
+from winpod.compute.hypervisor.arguments import (
+    CONTROL,
+    SOCKETS,
+    qemu_arguments,
+    virtiofsd_arguments,
+)
+from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.qmp import Qmp
+from winpod.compute.hypervisor.template import Template
+from winpod.compute.processes import is_about, read_pid, until_gone
+
+DRIVES, VOLUMES = "drives", "volumes"
+"""What of the host a guest sees: the drives of its containers, and what they have mounted."""
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
+_START_SECONDS = 60.0
+_SHARES = {DRIVES: False, VOLUMES: True}
+_IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
+
+
+class PodMachine:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.guest = Guest(folder / CONTROL)
+
+    @property
+    def group(self) -> str:
+        return f"vm-{self.folder.parent.name}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of QEMU, while it lives."""
+        pid = read_pid(self.folder / "qemu.pid")
+        return pid if is_about(pid, self._memory) else None
+
+    @property
+    def _memory(self) -> Path:
+        return _MEMORY / f"winpod-{self.folder.parent.name}"
+
+    async def clone(self, template: Template, limit: int) -> None:
+        """Returns when the guest answers, with its files in place; else nothing of it runs."""
+        for share in _SHARES:
+            (self.folder / share).mkdir(parents=True)
+        try:
+            await self._run(template, limit)
+        except BaseException:
+            await asyncio.shield(self.end())
+            raise
+
+    async def _run(self, template: Template, limit: int) -> None:
+        await asyncio.to_thread(cgroups.make_group, self.group, limit)
+        await self._start(
+            "memory", ["cp", "--sparse=always", str(template.memory), str(self._memory)]
+        )
+        for share, changes in _SHARES.items():
+            words = virtiofsd_arguments(Path(f"{share}.sock"), Path(share), changes=changes)
+            await self._start(share, template.kit.virtiofsd(*words))
+        words = qemu_arguments(template.machine(self._memory), waits=True)
+        await self._start("qemu", template.kit.qemu(*words))
+        await self._resume(template)
+        self._memory.unlink()
+        await self._greet()
+
+    async def _start(self, name: str, command: Sequence[str]) -> None:
+        files = " ".join(map(str, cgroups.member_files(self.group)))
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *("sh", "-c", _IN_GROUP, "sh", files, *command),
+                cwd=self.folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        (self.folder / f"{name}.pid").write_text(str(process.pid))
+        if name == "memory" and await process.wait():
+            raise MachineFailed(f"its memory could not be copied: {self._said(name)}")
+
+    async def _resume(self, template: Template) -> None:
+        """What the template was, and then the devices of the pod's own."""
+        await self._until_listens("qemu", "qmp")
+        for share in _SHARES:
+            await self._until_listens(share, f"{share}.sock")
+        async with Qmp(self.folder / "qmp") as qmp:
+            shared = [{"capability": "x-ignore-shared", "state": True}]
+            await qmp.do("migrate-set-capabilities", capabilities=shared)
+            await qmp.do("migrate-incoming", uri=f"file:{template.devices}")
+            while (status := (await qmp.do("query-migrate")).get("status")) != "completed":
+                if status == "failed":
+                    raise MachineFailed(f"it could not be resumed: {self._said('qemu')}")
+                await asyncio.sleep(0.005)
+            for share in _SHARES:
+                address = {"type": "unix", "data": {"path": f"{share}.sock"}}
+                backend = {"type": "socket", "data": {"addr": address, "server": False}}
+                await qmp.do("chardev-add", id=share, backend=backend)
+                device = {"driver": "vhost-user-fs-pci", "id": f"fs-{share}", "chardev": share}
+                place = f"root{SOCKETS[share]}"
+                await qmp.do("device_add", **device, tag=share, bus=place)
+            await qmp.do("cont")
+
+    async def _until_listens(self, name: str, socket: str) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not (self.folder / socket).exists():
+            if time.monotonic() > deadline or not self._lives(name):
+                raise MachineFailed(f"its server {name} did not start: {self._said(name)}")
+            await asyncio.sleep(0.005)
+
+    async def _greet(self) -> None:
+        """A clone has the template's clock and its random numbers, until it is told better."""
+        await self.guest.until_up(_START_SECONDS)
+        await self.guest.ask("clock", f"{time.time():.6f}")
+        await self.guest.ask("stir", secrets.token_hex(64))
+        for share in _SHARES:
+            await self._mount(share)
+
+    async def _mount(self, share: str) -> None:
+        """A device that was just added is there when the guest has seen it."""
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                await self.guest.ask("mount", share, f"/{share}", "virtiofs", "0", "")
+            except GuestRefused as error:
+                if error.number != errno.EINVAL or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+    def _lives(self, name: str) -> bool:
+        pid = read_pid(self.folder / f"{name}.pid")
+        return pid is not None and Path(f"/proc/{pid}").exists()
+
+    def _said(self, name: str) -> str:
+        log = self.folder / f"{name}.log"
+        return log.read_text(errors="replace")[-500:].strip() if log.exists() else "nothing"
+
+    async def add_port(self, name: str) -> None:
+        """A way to a further shell, at the socket of that name."""
+        async with Qmp(self.folder / "qmp") as qmp:
+            address = {"type": "unix", "data": {"path": name}}
+            backend = {"type": "socket", "data": {"addr": address, "server": True, "wait": False}}
+            await qmp.do("chardev-add", id=name, backend=backend)
+            port = {"driver": "virtserialport", "bus": "serial.0", "chardev": name, "name": name}
+            await qmp.do("device_add", **port, id=f"port-{name}")
+
+    async def remove_port(self, name: str) -> None:
+        async with Qmp(self.folder / "qmp") as qmp:
+            with contextlib.suppress(MachineFailed):
+                await qmp.do("device_del", id=f"port-{name}")
+                await qmp.do("chardev-remove", id=name)
+        (self.folder / name).unlink(missing_ok=True)
+
+    async def plug_network(self, tap: int, mac: str, mtu: int) -> None:
+        async with Qmp(self.folder / "qmp") as qmp:
+            await qmp.hand_over("tap", tap)
+            await qmp.do("netdev_add", type="tap", id="network", fd="tap")
+            device = {"driver": "virtio-net-pci", "netdev": "network", "id": "network-card"}
+            place = f"root{SOCKETS['network']}"
+            await qmp.do("device_add", **device, mac=mac, host_mtu=mtu, bus=place)
+
+    async def kill(self) -> None:
+        """All that runs of it."""
+        self.guest.close()
+        for name in ("qemu", *_SHARES, "memory"):
+            pid = read_pid(self.folder / f"{name}.pid")
+            if pid and self._is_own(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                await until_gone(pid)
+
+    def _is_own(self, pid: int) -> bool:
+        try:
+            return self.group in Path(f"/proc/{pid}/cgroup").read_text()
+        except OSError:
+            return False
+
+    async def end(self) -> None:
+        """However much of it there is; its directory stays."""
+        await self.kill()
+        await asyncio.to_thread(cgroups.remove_group, self.group)
+        self._memory.unlink(missing_ok=True)
+        for share in _SHARES:
+            for folder in (self.folder / share).glob("*"):
+                await asyncio.to_thread(mounts.unmount, folder)

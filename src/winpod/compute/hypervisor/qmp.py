@@ -1,0 +1,79 @@
+"""QEMU's own way of being told: one JSON object a line, on a Unix socket.
+
+One connection at a time is all that QEMU takes; whoever has it, has it for one conversation.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any, Self
+
+from winpod.compute.agent import short_name
+from winpod.compute.errors import MachineFailed, MachineGone
+
+_PATIENCE = 30.0
+
+
+class Qmp:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._rest = b""
+
+    async def __aenter__(self) -> Self:
+        self._socket.setblocking(False)
+        try:
+            with short_name(self._path) as name:
+                await asyncio.get_running_loop().sock_connect(self._socket, name)
+        except OSError as error:
+            self._socket.close()
+            raise MachineGone(f"QEMU does not answer: {error.strerror}") from None
+        await self._line()
+        await self.do("qmp_capabilities")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def do(self, command: str, **arguments: object) -> Any:
+        words = {"execute": command, "arguments": arguments}
+        try:
+            await asyncio.get_running_loop().sock_sendall(
+                self._socket, json.dumps(words).encode() + b"\n"
+            )
+        except OSError:
+            raise MachineGone("QEMU has ended") from None
+        return await self._answer(command)
+
+    async def hand_over(self, name: str, descriptor: int) -> None:
+        """A file that QEMU shall have open, under a name."""
+        words = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self._socket.sendmsg([words], ancillary)
+        await self._answer("getfd")
+
+    async def _answer(self, command: str) -> Any:
+        while True:
+            said = json.loads(await self._line())
+            if "return" in said:
+                return said["return"]
+            if "error" in said:
+                raise MachineFailed(f"QEMU refused {command}: {said['error'].get('desc')}")
+
+    async def _line(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while b"\n" not in self._rest:
+                    data = await loop.sock_recv(self._socket, 1 << 16)
+                    if not data:
+                        raise MachineGone("QEMU has ended")
+                    self._rest += data
+        except (OSError, TimeoutError):
+            raise MachineGone("QEMU does not answer") from None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line

@@ -1,0 +1,166 @@
+"""The template: a guest that was booted once, with a shell whose Windows is up, and then kept.
+
+A pod's microVM begins with its memory and its devices as they were at that moment. The template is
+made for one base, one kit, one set of winpod's programs and one kind of accelerator, and has a name
+of all of these. It is made in a directory whose name begins with a dot, and renamed when it is
+whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from winpod.compute.agent import Agent, Program
+from winpod.compute.errors import MachineFailed
+from winpod.compute.hypervisor.accelerator import Accelerator
+from winpod.compute.hypervisor.arguments import CONTROL, WARM, Machine, qemu_arguments
+from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest_image import initial_archive, make_base_disk
+from winpod.compute.hypervisor.guest_shells import WARM_SHELL, boot_shell, link_shell
+from winpod.compute.hypervisor.kit import Kit
+from winpod.compute.hypervisor.qmp import Qmp
+from winpod.compute.native import WAGENT, WGUEST, native_program
+from winpod.images.base import Base
+from winpod.images.store_lock import FileLock
+from winpod.windows.users import ADMINISTRATOR
+
+BOOT_SECONDS = 240.0
+_BUILDING = ".building-"
+_REVISION = 1
+_MOST_PROCESSORS = 16
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    path: Path
+    kit: Kit
+    accelerator: Accelerator
+
+    @property
+    def memory(self) -> Path:
+        return self.path / "memory"
+
+    @property
+    def devices(self) -> Path:
+        return self.path / "devices"
+
+    def machine(self, memory: Path) -> Machine:
+        return Machine(
+            memory,
+            self.kit.kernel,
+            self.path / "initial",
+            self.path / "base.erofs",
+            self.accelerator,
+            processors(),
+        )
+
+
+def processors() -> int:
+    """As many as a guest can have: those of the machine, all but one of them off at first."""
+    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSORS)
+
+
+def template_name(base: Base, kit: Kit, accelerator: Accelerator) -> str:
+    programs = [native_program(name).read_bytes() for name in (WGUEST, WAGENT)]
+    digests = [hashlib.sha256(program).hexdigest() for program in programs]
+    decisive = [_REVISION, base.id, kit.id, accelerator, processors(), *digests]
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+
+
+async def make_template(root: Path, base: Base, kit: Kit, accelerator: Accelerator) -> Template:
+    """The one that is there, else made, which takes as long as a boot."""
+    folder = root / "templates"
+    folder.mkdir(parents=True, exist_ok=True)
+    final = Template(folder / template_name(base, kit, accelerator), kit, accelerator)
+    lock = await asyncio.to_thread(FileLock.take, folder / ".lock")
+    try:
+        if not final.path.exists():
+            for left in folder.glob(f"{_BUILDING}*"):
+                await asyncio.to_thread(shutil.rmtree, left)
+            await _make(folder, base, final)
+    finally:
+        lock.release()
+    return final
+
+
+async def _make(folder: Path, base: Base, final: Template) -> None:
+    work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder))
+    made = Template(work, final.kit, final.accelerator)
+    try:
+        await asyncio.to_thread((work / "initial").write_bytes, initial_archive(made.kit, base))
+        await asyncio.to_thread(make_base_disk, made.kit, base, work / "base.erofs")
+        await _boot_and_keep(made)
+        await asyncio.to_thread(work.rename, final.path)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+async def _boot_and_keep(template: Template) -> None:
+    folder = template.path
+    machine = template.machine(template.memory)
+    with (folder / "qemu.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *template.kit.qemu(*qemu_arguments(machine, waits=False)),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+        )
+    guest = Guest(folder / CONTROL)
+    try:
+        await guest.until_up(BOOT_SECONDS)
+        await guest.ask("mount", "/dev/vda", "/base", "erofs", "1", "")
+        await guest.ask("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
+        await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR)
+        await _warm_up(folder)
+        guest.close()
+        await _keep(template)
+    except MachineFailed:
+        raise
+    except Exception as error:
+        raise MachineFailed(f"it could not be booted: {error}") from error
+    finally:
+        guest.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        for name in ("qmp", CONTROL, WARM, "agent.sock"):
+            (folder / name).unlink(missing_ok=True)
+
+
+async def _warm_up(folder: Path) -> None:
+    """Programs that were started once start faster, in every clone."""
+    link = await link_shell(folder, WARM, folder / "agent.sock")
+    try:
+        async with asyncio.timeout(BOOT_SECONDS):
+            agent = Agent(folder / "agent.sock")
+            await agent.ping()
+            for _ in range(2):
+                await agent.run(Program("cmd /c ver"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            link.kill()
+        await link.wait()
+
+
+async def _keep(template: Template) -> None:
+    async with Qmp(template.path / "qmp") as qmp:
+        await qmp.do("stop")
+        shared = [{"capability": "x-ignore-shared", "state": True}]
+        await qmp.do("migrate-set-capabilities", capabilities=shared)
+        await qmp.do("migrate", uri=f"file:{template.devices}")
+        while (status := (await qmp.do("query-migrate"))["status"]) != "completed":
+            if status == "failed":
+                raise MachineFailed("it could not be kept")
+            await asyncio.sleep(0.02)
+    os.sync()

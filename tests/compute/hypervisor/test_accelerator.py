@@ -1,0 +1,64 @@
+"""What runs a guest is what the processor's own modules say, and emulation only where allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from winpod.compute.hypervisor.accelerator import (
+    ALLOW,
+    Accelerator,
+    find_accelerator,
+    is_emulation_allowed,
+)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    device = tmp_path / "kvm"
+    device.touch()
+    return device
+
+
+@pytest.mark.parametrize("module", ["kvm_intel", "kvm_amd"])
+def test_a_processor_with_kvm_runs_guests_itself(tmp_path: Path, device: Path, module: str) -> None:
+    (tmp_path / "modules" / module).mkdir(parents=True)
+    found = find_accelerator(allow_emulation=True, modules=tmp_path / "modules", device=device)
+    assert found.accelerator is Accelerator.KVM
+    assert not found.trouble
+
+
+def test_a_device_without_the_processors_module_is_no_kvm(tmp_path: Path, device: Path) -> None:
+    (tmp_path / "modules/kvm").mkdir(parents=True)
+    found = find_accelerator(allow_emulation=False, modules=tmp_path / "modules", device=device)
+    assert found.accelerator is Accelerator.EMULATION
+    assert "neither kvm_intel nor kvm_amd" in found.trouble
+    assert "hypervisor.allow_emulation" in found.trouble
+    assert ALLOW in found.trouble
+
+
+def test_emulation_is_used_where_it_is_allowed(tmp_path: Path, device: Path) -> None:
+    found = find_accelerator(allow_emulation=True, modules=tmp_path, device=device)
+    assert found.accelerator is Accelerator.EMULATION
+    assert not found.trouble
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kvm_intel").mkdir()
+    missing = tmp_path / "missing"
+    found = find_accelerator(allow_emulation=False, modules=tmp_path, device=missing)
+    assert f"{missing} cannot be opened" in found.trouble
+
+
+@pytest.mark.parametrize(
+    ("setting", "variable", "allowed"),
+    [
+        (False, "", False),
+        (True, "", True),
+        (False, "1", True),
+        (True, "0", False),
+        (True, "yes", True),
+        (False, "yes", False),
+    ],
+)
+def test_the_variable_goes_before_the_setting(setting: bool, variable: str, allowed: bool) -> None:
+    assert is_emulation_allowed(setting, {ALLOW: variable}) is allowed
