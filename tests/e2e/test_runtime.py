@@ -10,6 +10,8 @@ from tests.cri.test_images import push
 from tests.cri.test_life import create, run_sandbox, start, status
 from tests.images.registries import home, registry
 
+from winpod.compute.shell_house import ShellHouse
+from winpod.compute.shells import Shells
 from winpod.compute.wine import WineBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
@@ -25,6 +27,7 @@ from winpod.network.namespaces import Namespaces
 from winpod.network.sandboxes import SandboxNetworks
 from winpod.network.settings import Subnet
 from winpod.windows.builds import parse_build
+from winpod.windows.isolation import Isolation
 
 __all__ = ["home", "registry"]
 
@@ -92,9 +95,9 @@ class Node:
         self._state = State(self.root / "state.db")
         self._store = Store(self.root / "images", host=host)
         self._puller = Puller(self._store)
-        self._backend = backend = WineBackend(
-            self.root, self.base, host, self.networks.namespaces.path, self.warm
-        )
+        self._shells = Shells(self.root, self.base, host, self.warm)
+        house = ShellHouse(self.root, self._shells, host, self.networks.namespaces.path)
+        backend = WineBackend(self.root, self.base, {Isolation.PROCESS: house})
         parts = Parts(self._state, self._store, self._puller, backend, self.networks, host)
         self._server = Server(parts)
         target = f"unix:{self.root}/cri.sock"
@@ -104,7 +107,7 @@ class Node:
 
     async def until_warm(self) -> None:
         for _ in range(1200):
-            if len(self._backend.shells.waiting) >= self.warm:
+            if len(self._shells.waiting) >= self.warm:
                 return
             await asyncio.sleep(0.05)
         raise TimeoutError("no shell waits")

@@ -77,7 +77,7 @@ def command(
         compute=compute or settings.compute,
     )
     here = (root or config.root).absolute()
-    place = Place(here, host, config.images, config.handlers, network, settings)
+    place = Place(here, host, config.images, config.handlers, network, settings, config.hypervisor)
     asyncio.run(_serve(place, idle_exit))
 
 

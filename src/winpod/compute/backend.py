@@ -7,14 +7,15 @@ is true after a restart of this process. There are real containers, and simulate
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.plan import Plan
 from winpod.compute.resources import Enforced
 from winpod.windows.builds import Build
+from winpod.windows.isolation import Isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class SandboxAsked:
     servers: Sequence[str] = ()
     searches: Sequence[str] = ()
     options: Sequence[str] = ()
+    isolation: Isolation = Isolation.PROCESS
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class Backend(Protocol):
     def describe(self) -> Mapping[str, object]:
         """What it is, for people."""
 
-    def trouble(self) -> str:
+    def trouble(self, isolation: Isolation = Isolation.PROCESS) -> str:
         """Why no container can be made here and now, empty where one can."""
 
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
@@ -122,6 +125,9 @@ class Backend(Protocol):
 
     def connecting(self, sandbox: str) -> None:
         """Its network namespace is there, and what containers need besides may be begun."""
+
+    async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
+        """Its network is there, as its plugins answered; the sandbox is when this returns."""
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
 

@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,43 +106,67 @@ def _kill_all(folder: Path) -> None:
 def read_usage(name: str) -> Counted:
     if _is_unified():
         folder = _ROOT / PARENT / name
-        stat = _table(folder / "memory.stat")
-        return Counted(
-            _table(folder / "cpu.stat").get("usage_usec", 0) * 1000,
-            _number(folder / "memory.current"),
-            stat.get("anon", 0),
-            stat.get("shmem", 0),
-            _number(folder / "memory.swap.current"),
-            _lines(folder / "cgroup.procs"),
-            _number(folder / "pids.current"),
-            _table(folder / "memory.events").get("oom_kill", 0),
-        )
+        return count_unified({file: _text(folder / file) for file in UNIFIED_FILES})
     memory, pids = _folder("memory", name), _folder("pids", name)
-    stat = _table(memory / "memory.stat")
+    stat = _table(_text(memory / "memory.stat"))
     return Counted(
-        _number(_folder("cpuacct", name) / "cpuacct.usage"),
-        _number(memory / "memory.usage_in_bytes"),
+        _number(_text(_folder("cpuacct", name) / "cpuacct.usage")),
+        _number(_text(memory / "memory.usage_in_bytes")),
         stat.get("total_rss", 0),
         stat.get("total_shmem", 0),
         stat.get("total_swap", 0),
-        _lines(pids / "cgroup.procs"),
-        _number(pids / "pids.current"),
-        _table(memory / "memory.oom_control").get("oom_kill", 0),
+        len(_text(pids / "cgroup.procs").splitlines()),
+        _number(_text(pids / "pids.current")),
+        _table(_text(memory / "memory.oom_control")).get("oom_kill", 0),
     )
+
+
+UNIFIED_FILES = (
+    "cpu.stat",
+    "memory.current",
+    "memory.stat",
+    "memory.swap.current",
+    "cgroup.procs",
+    "pids.current",
+    "memory.events",
+)
+
+
+def count_unified(files: Mapping[str, str]) -> Counted:
+    """What those files of a group say, wherever they were read."""
+    stat = _table(files["memory.stat"])
+    return Counted(
+        _table(files["cpu.stat"]).get("usage_usec", 0) * 1000,
+        _number(files["memory.current"]),
+        stat.get("anon", 0),
+        stat.get("shmem", 0),
+        _number(files["memory.swap.current"]),
+        len(files["cgroup.procs"].splitlines()),
+        _number(files["pids.current"]),
+        _table(files["memory.events"]).get("oom_kill", 0),
+    )
+
+
+def unified_writes(limits: Enforced) -> Iterator[tuple[str, str]]:
+    """What is written to which files of a group, but for a disk's rates."""
+    quota, period = limits.cpu_quota_us, limits.cpu_period_us
+    yield "pids.max", str(limits.pids)
+    yield "memory.max", str(limits.memory_bytes or MEMORY)
+    yield "memory.swap.max", "0"
+    yield "cpu.max", f"{quota or 'max'} {period}"
+    yield "cpu.weight", str(_weight(limits.cpu_shares or 1024))
 
 
 def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
     memory = str(limits.memory_bytes or MEMORY)
     quota, period = limits.cpu_quota_us, limits.cpu_period_us
-    yield "pids", "pids.max", str(limits.pids)
     if _is_unified():
-        yield "", "memory.max", memory
-        yield "", "memory.swap.max", "0"
-        yield "", "cpu.max", f"{quota or 'max'} {period}"
-        yield "", "cpu.weight", str(_weight(limits.cpu_shares or 1024))
+        for file, text in unified_writes(limits):
+            yield "", file, text
         if device:
             yield "", "io.max", f"{device} {_rates(limits)}"
         return
+    yield "pids", "pids.max", str(limits.pids)
     # The one may never be above the other, so the order depends on which way they go.
     yield "memory", "memory.memsw.limit_in_bytes", str(1 << 62)
     yield "memory", "memory.limit_in_bytes", memory
@@ -175,23 +199,20 @@ def _folder(controller: str, name: str) -> Path:
     return (_ROOT if _is_unified() else _ROOT / controller) / PARENT / name
 
 
-def _number(file: Path) -> int:
+def _text(file: Path) -> str:
     try:
-        return int(file.read_text())
-    except (OSError, ValueError):
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
         return 0
 
 
-def _lines(file: Path) -> int:
-    try:
-        return len(file.read_text().splitlines())
-    except OSError:
-        return 0
-
-
-def _table(file: Path) -> dict[str, int]:
-    try:
-        rows = [line.split() for line in file.read_text().splitlines()]
-    except OSError:
-        return {}
+def _table(text: str) -> dict[str, int]:
+    rows = [line.split() for line in text.splitlines()]
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}

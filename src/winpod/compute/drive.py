@@ -29,6 +29,8 @@ class Drive:
         self._disk = disk
         self._owner = owner
         self._users = users
+        self._apart: Path | None = None
+        self._places: list[tuple[str, str]] = []
 
     def assemble(self, base: Path, layers: Sequence[Path], scratch: Path) -> None:
         self._stack(lower_directories(layers, scratch, base=base), self._place, self._disk)
@@ -42,6 +44,14 @@ class Drive:
                 mounts.restrict(tree, owners=self._users)
                 trees.append(tree)
             mounts.mount_overlay(trees, disk, place)
+
+    def add_apart(
+        self, wanted: Sequence[Mount], scratch: Path, apart: Path
+    ) -> list[tuple[str, str]]:
+        """Beside the drive, where somebody else puts them in their places: name, and place."""
+        self._apart = apart
+        self.add(wanted, scratch)
+        return self._places
 
     def add(self, wanted: Sequence[Mount], scratch: Path) -> None:
         """The outer before the inner."""
@@ -85,7 +95,10 @@ class Drive:
     def _place_tree(
         self, root: int, mount: Mount, source: Path, owners: int | None, *, readonly: bool
     ) -> None:
-        target = self._mount_point(root, mount.destination, is_file=source.is_file())
+        is_file = source.is_file()
+        target = self._mount_point(root, mount.destination, is_file=is_file)
+        if self._apart:
+            target = self._beside(root, target, is_file=is_file)
         try:
             tree = mounts.clone(source)
             try:
@@ -95,6 +108,16 @@ class Drive:
                 os.close(tree)
         finally:
             os.close(target)
+
+    def _beside(self, root: int, target: int, *, is_file: bool) -> int:
+        """A place beside the drive, for what belongs to one in it."""
+        inside, drive = (Path(f"/proc/self/fd/{place}").readlink() for place in (target, root))
+        os.close(target)
+        name = str(len(self._places))
+        self._places.append((name, str(inside.relative_to(drive))))
+        place = (self._apart or Path()) / name
+        place.touch() if is_file else place.mkdir()
+        return os.open(place, os.O_PATH | os.O_CLOEXEC)
 
     def _owners_for(self, source: Path) -> int | None:
         """Not all file systems can change their owners; there files belong to whom they do."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from winpod.compute.agent import Signal, Size, Stream
 from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
 from winpod.compute.resources import Enforced
 from winpod.windows.errors import NotFound
+from winpod.windows.isolation import Isolation
 
 TERMINATED = 0xC000013A
 _MEMORY = 32 * 1024 * 1024
@@ -89,7 +90,8 @@ class SimulatedBackend:
     def describe(self) -> dict[str, object]:
         return {"kind": "simulated", "containers": len(self._made)}
 
-    def trouble(self) -> str:
+    def trouble(self, isolation: Isolation = Isolation.PROCESS) -> str:
+        del isolation
         return ""
 
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
@@ -98,6 +100,9 @@ class SimulatedBackend:
 
     def connecting(self, sandbox: str) -> None:
         del sandbox
+
+    async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
+        del sandbox, interface, result
 
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox

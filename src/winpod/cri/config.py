@@ -12,7 +12,12 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winpod.cri.settings import RuntimeSettings, read_runtime_settings
+from winpod.cri.settings import (
+    HypervisorSettings,
+    RuntimeSettings,
+    read_hypervisor_settings,
+    read_runtime_settings,
+)
 from winpod.images.home import user_home
 from winpod.images.settings import ImageSettings, default_root, read_image_settings
 from winpod.network.settings import NetworkSettings, read_network_settings
@@ -21,6 +26,7 @@ from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import KNOWN, Handlers
 from winpod.windows.reading import At
 
+_SECTIONS = ("root", "host_build", "images", "handlers", "network", "runtime", "hypervisor")
 SYSTEM_FILE = Path("/etc/winpod/config.toml")
 
 
@@ -32,6 +38,7 @@ class Config:
     handlers: Handlers = KNOWN
     network: NetworkSettings = field(default_factory=NetworkSettings)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    hypervisor: HypervisorSettings = field(default_factory=HypervisorSettings)
 
 
 def read_config() -> Config:
@@ -53,7 +60,7 @@ def read_config() -> Config:
 def _parse(text: str, file: Path) -> Config:
     try:
         table = At(tomllib.loads(text))
-        table.allow("root", "host_build", "images", "handlers", "network", "runtime")
+        table.allow(*_SECTIONS)
         root = table.get("root").text()
         return Config(
             Path(root) if root and "WINPOD_ROOT" not in os.environ else default_root(),
@@ -62,6 +69,7 @@ def _parse(text: str, file: Path) -> Config:
             KNOWN.configured(table.get("handlers")),
             read_network_settings(table.get("network")),
             read_runtime_settings(table.get("runtime")),
+            read_hypervisor_settings(table.get("hypervisor")),
         )
     except (tomllib.TOMLDecodeError, InvalidInput) as error:
         raise InvalidInput(

@@ -15,12 +15,18 @@ from functools import partial
 from pathlib import Path
 
 from winpod.compute.backend import Backend
+from winpod.compute.house import House
+from winpod.compute.hypervisor.accelerator import is_emulation_allowed
+from winpod.compute.hypervisor.house import GuestHouse
+from winpod.compute.hypervisor.template import Templates
+from winpod.compute.shell_house import ShellHouse
+from winpod.compute.shells import Shells
 from winpod.compute.simulated import SimulatedBackend
 from winpod.compute.wine import WineBackend
 from winpod.cri.sandboxes import Networks
 from winpod.cri.server import Parts, Server
 from winpod.cri.serving import IDLE_SECONDS, own_directory, read_serving
-from winpod.cri.settings import SOCKET, Compute, RuntimeSettings
+from winpod.cri.settings import SOCKET, Compute, HypervisorSettings, RuntimeSettings
 from winpod.cri.state import State
 from winpod.images.base import find_base
 from winpod.images.pull import Puller
@@ -36,6 +42,7 @@ from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import Build
 from winpod.windows.errors import NotFound, PermissionDenied, Unavailable
 from winpod.windows.handlers import KNOWN, Handlers
+from winpod.windows.isolation import Isolation
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +64,7 @@ class Place:
     handlers: Handlers = KNOWN
     network: NetworkSettings = field(default_factory=NetworkSettings)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    hypervisor: HypervisorSettings = field(default_factory=HypervisorSettings)
     shared: Path | None = None
 
     @property
@@ -131,8 +139,14 @@ def _real(place: Place) -> tuple[Backend, Networks]:
             "Use sudo, or have root start `winpod runtime`.",
         )
     networks = _networks(place)
-    warm = place.runtime.warm_shells
-    return WineBackend(place.own, base, place.host, networks.namespaces.path, warm), networks
+    netns = networks.namespaces.path
+    shells = Shells(place.own, base, place.host, place.runtime.warm_shells)
+    allowed = is_emulation_allowed(place.hypervisor.allow_emulation, os.environ)
+    houses: dict[Isolation, House] = {
+        Isolation.PROCESS: ShellHouse(place.own, shells, place.host, netns),
+        Isolation.HYPERVISOR: GuestHouse(base, netns, Templates(place.content, base, allowed)),
+    }
+    return WineBackend(place.own, base, houses), networks
 
 
 def _networks(place: Place) -> SandboxNetworks:

@@ -19,7 +19,7 @@ from winpod.cri.statuses import container_status, sandbox_status
 from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import Handler, Handlers
-from winpod.windows.isolation import Isolation
+from winpod.windows.isolation import guest_fits_host
 
 KUBELET_API = "0.1.0"
 NAME = "winpod"
@@ -52,7 +52,7 @@ class Runtime:
             _condition("RuntimeReady", "ComputeNotReady", self._backend.trouble()),
             _condition("NetworkReady", "NetworkPluginNotReady", await self._networks.trouble()),
         ]
-        names = (handler.name for handler in self._handlers if _can_start(handler))
+        names = (handler.name for handler in self._handlers if self._can_start(handler))
         return api.StatusResponse(
             status=api.RuntimeStatus(conditions=conditions),
             info=self._info() if request.verbose else {},
@@ -66,7 +66,7 @@ class Runtime:
     def _info(self) -> dict[str, str]:
         told = {
             "host": {"build": str(self._host), "name": self._host.describe()},
-            "handlers": [_described(handler, self._host) for handler in self._handlers],
+            "handlers": [self._described(handler) for handler in self._handlers],
             "compute": self._backend.describe(),
             "network": self._networks.describe(),
             "versions": {
@@ -77,6 +77,19 @@ class Runtime:
             },
         }
         return {name: json.dumps(value) for name, value in told.items()}
+
+    def _can_start(self, handler: Handler) -> bool:
+        """Under a hypervisor a guest is never newer than its host."""
+        fits = guest_fits_host(handler.kernel(self._host), self._host)
+        return fits and not self._backend.trouble(handler.isolation)
+
+    def _described(self, handler: Handler) -> dict[str, object]:
+        return {
+            "name": handler.name,
+            "isolation": handler.isolation,
+            "build": str(handler.kernel(self._host)),
+            "can_start": self._can_start(handler),
+        }
 
     async def runtime_config(self, request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
         del request
@@ -134,16 +147,3 @@ def _condition(kind: str, reason: str, trouble: str) -> api.RuntimeCondition:
     if not trouble:
         return api.RuntimeCondition(type=kind, status=True)
     return api.RuntimeCondition(type=kind, status=False, reason=reason, message=trouble)
-
-
-def _can_start(handler: Handler) -> bool:
-    return handler.isolation is Isolation.PROCESS
-
-
-def _described(handler: Handler, host: Build) -> dict[str, object]:
-    return {
-        "name": handler.name,
-        "isolation": handler.isolation,
-        "build": str(handler.kernel(host)),
-        "can_start": _can_start(handler),
-    }

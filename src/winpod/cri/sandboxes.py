@@ -18,7 +18,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
 from winpod.cri.turns import Turns
-from winpod.network.attachments import Attached, Attachment, Dns, PortMapping
+from winpod.network.attachments import INTERFACE, Attached, Attachment, Dns, PortMapping
 from winpod.network.counters import Counters
 from winpod.network.settings import Subnet
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
@@ -70,10 +70,9 @@ class Networks(Protocol):
 class IsolationUnavailable(WinpodError):
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, why: str) -> None:
         super().__init__(
-            f'the handler "{handler.name}" asks for hypervisor isolation, which this runtime does '
-            "not have.",
+            f'the handler "{handler.name}" asks for {handler.isolation} isolation: {why}',
             "Use a RuntimeClass with the handler runhcs-wcow-process, whose images fit the node.",
         )
 
@@ -101,7 +100,10 @@ class Sandboxes:
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
         handler = self._handlers.get(request.runtime_handler)
         config = request.config
-        _check(config, handler)
+        _check(config)
+        trouble = self._backend.trouble(handler.isolation)
+        if handler.isolation is Isolation.HYPERVISOR and trouble:
+            raise IsolationUnavailable(handler, trouble)
         sandbox = Sandbox(
             id=secrets.token_hex(32),
             name=_name(config.metadata),
@@ -129,11 +131,14 @@ class Sandboxes:
                 servers=tuple(known.dns_config.servers),
                 searches=tuple(known.dns_config.searches),
                 options=tuple(known.dns_config.options),
+                isolation=self._handlers.get(sandbox.handler).isolation,
+                annotations=dict(known.annotations),
             )
         )
         attached = await self._networks.connect(
             _attachment(sandbox), netns, lambda: self._backend.connecting(sandbox.id)
         )
+        await self._backend.connected(sandbox.id, INTERFACE, attached.result)
         self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
 
     async def _unmake(self, sandbox: Sandbox) -> None:
@@ -282,13 +287,11 @@ def _name(metadata: api.PodSandboxMetadata) -> str:
     return f"{metadata.name}_{metadata.namespace}_{metadata.uid}_{metadata.attempt}"
 
 
-def _check(config: api.PodSandboxConfig, handler: Handler) -> None:
+def _check(config: api.PodSandboxConfig) -> None:
     if not config.metadata.name:
         raise InvalidInput("the sandbox has no name.", "metadata.name is required.")
     if config.windows.security_context.host_process:
         raise HostProcessRefused
-    if handler.isolation is Isolation.HYPERVISOR:
-        raise IsolationUnavailable(handler)
 
 
 def _attachment(sandbox: Sandbox) -> Attachment:

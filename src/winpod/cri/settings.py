@@ -41,3 +41,16 @@ def read_runtime_settings(table: At) -> RuntimeSettings:
         int(table.get("warm_shells").number(default.warm_shells, 0, 100)),
         table.get("log_level").one_of(*_LOG_LEVELS) or default.log_level,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HypervisorSettings:
+    """Whether guests may be emulated, many times slower, where the processor cannot run them."""
+
+    allow_emulation: bool = False
+
+
+def read_hypervisor_settings(table: At) -> HypervisorSettings:
+    """The section `[hypervisor]`."""
+    table.allow("allow_emulation")
+    return HypervisorSettings(table.get("allow_emulation").flag())

@@ -34,7 +34,14 @@ def place_of(node: NodeSettings, root: Path, config: Config) -> Place:
         network = replace(network, subnets=(), bridge=f"winpod-{name}", cluster=node.cluster_cidr)
     runtime = replace(config.runtime, socket=root / "cri.sock", tcp="")
     return Place(
-        root, node.build, config.images, config.handlers, network, runtime, shared=config.root
+        root,
+        node.build,
+        config.images,
+        config.handlers,
+        network,
+        runtime,
+        config.hypervisor,
+        shared=config.root,
     )
 
 

@@ -18,7 +18,7 @@ _RESULT = {
 
 def test_the_guest_has_the_address_and_hardware_address_of_the_pods_interface() -> None:
     assert read_link("eth0", _RESULT) == Link(
-        "eth0", "aa:00:00:00:00:03", 1450, ("10.1.2.3/24",), ("10.1.2.1",)
+        "aa:00:00:00:00:03", 1450, ("10.1.2.3/24",), ("10.1.2.1",)
     )
 
 

@@ -14,15 +14,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from winpod.compute import cgroups, disks
 from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
 from winpod.compute.drive import Drive
-from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone
+from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone, ShellFailed
 from winpod.compute.hypervisor.arguments import WARM
+from winpod.compute.hypervisor.asked import machine_asked
 from winpod.compute.hypervisor.guest_shells import (
     WARM_SHELL,
     boot_shell,
@@ -32,20 +34,23 @@ from winpod.compute.hypervisor.guest_shells import (
     slide_drive,
     write_resolver,
 )
-from winpod.compute.hypervisor.links import Link, open_tap
+from winpod.compute.hypervisor.links import open_tap, read_link
 from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
-from winpod.compute.hypervisor.template import Template
+from winpod.compute.hypervisor.template import Templates
 from winpod.compute.identity import resolver_file
 from winpod.compute.processes import read_pid, until_gone
 from winpod.compute.resources import Enforced
-from winpod.compute.rooms import Room
 from winpod.compute.shell import DRIVE_C
+from winpod.compute.shell_house import counted_usage
+from winpod.compute.shells import Room
 from winpod.images.base import Base
+from winpod.windows.builds import DEFAULT_HOST
+from winpod.windows.errors import WinpodError
 from winpod.windows.users import ADMINISTRATOR
 
 OVERHEAD = 256 << 20
 """What QEMU and the servers of a pod's files need beside the guest's memory."""
-_NETWORK_SECONDS = 20.0
+_NETWORK_SECONDS, _BOOT_SECONDS = 20.0, 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +58,68 @@ class GuestRoom(Room):
     """The directory of a shell in a guest; its process here is the way to it."""
 
     @property
-    def machine(self) -> Path:
-        return (self.folder / "machine").resolve()
-
-    @property
     def pid(self) -> int | None:
         pid = read_pid(self.folder / "shell.pid")
         try:
-            is_ours = pid and os.readlink(f"/proc/{pid}/cwd") == str(self.machine)
+            is_ours = pid and Path(f"/proc/{pid}/cwd").readlink() == machine_of(self)
         except OSError:
             return None
         return pid if is_ours else None
 
 
 class GuestHouse:
-    def __init__(
-        self, base: Base, netns: Callable[[str], Path], template: Callable[[], Awaitable[Template]]
-    ) -> None:
+    booted_as = DEFAULT_HOST
+
+    def __init__(self, base: Base, netns: Callable[[str], Path], templates: Templates) -> None:
         self._base = base
         self._netns = netns
-        self._template = template
+        self._templates = templates
         self._machines: dict[Path, PodMachine] = {}
         self._cloning: dict[Path, asyncio.Task[None]] = {}
 
     def machine(self, folder: Path) -> PodMachine:
         return self._machines.setdefault(folder, PodMachine(folder))
 
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        for machine in self._machines.values():
+            machine.guest.close()
+
+    def describe(self) -> dict[str, object]:
+        return {"machines": len(self._machines)}
+
+    def trouble(self) -> str:
+        return self._templates.trouble()
+
+    def connecting(self, sandbox: Path) -> None: ...
+
+    def room(self, place: Path) -> GuestRoom:
+        return GuestRoom(place)
+
+    def drive(self, folder: Path) -> Path | None:
+        room = GuestRoom(folder / "shell")
+        return machine_of(room) / DRIVES / folder.name if room.pid else None
+
+    async def until_up(self, room: Room) -> None:
+        try:
+            async with asyncio.timeout(_BOOT_SECONDS):
+                await room.agent.ping()
+        except (TimeoutError, WinpodError):
+            raise ShellFailed("it did not come up in its microVM") from None
+
     async def receive(self, asked: SandboxAsked, sandbox: Path) -> None:
-        template = await self._template()
+        template = await self._templates.get()
         machine = self.machine(sandbox / "vm")
-        limit = asked.machine.memory_bytes + OVERHEAD
+        limit = machine_asked(asked.annotations).memory_bytes + OVERHEAD
         self._cloning[sandbox] = asyncio.create_task(machine.clone(template, limit))
 
-    async def connected(self, sandbox: Path, link: Link) -> None:
+    async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         """The guest is up, and has the pod's address."""
+        link = read_link(interface, result)
         await self._cloning.pop(sandbox)
         machine = self.machine(sandbox / "vm")
-        tap = await asyncio.to_thread(open_tap, self._netns(sandbox.name), link.interface)
+        tap = await asyncio.to_thread(open_tap, self._netns(sandbox.name), interface)
         try:
             await machine.plug_network(tap, link.mac, link.mtu)
         finally:
@@ -108,7 +138,7 @@ class GuestHouse:
         machine = self._machines.pop(sandbox / "vm", None) or PodMachine(sandbox / "vm")
         await machine.end()
 
-    async def room(self, asked: ContainerParts, sandbox: Path, place: Path) -> GuestRoom:
+    async def begin(self, asked: ContainerParts, sandbox: Path, place: Path) -> GuestRoom:
         machine = self.machine(sandbox / "vm")
         user, size = asked.plan.user, asked.plan.limits.rootfs_bytes or disks.DEFAULT_SIZE
         (place / "run").mkdir(parents=True)
@@ -130,10 +160,10 @@ class GuestHouse:
         return GuestRoom(place)
 
     async def furnish(
-        self, room: GuestRoom, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
+        self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
     ) -> None:
         volumes = await asyncio.to_thread(self._assemble, room, asked, folder)
-        guest = self.machine(room.machine).guest
+        guest = self.machine(machine_of(room)).guest
         await guest.ask("rename-inside", room.id, sandbox.hostname)
         await write_resolver(guest, room.id, resolver_file(sandbox))
         await self.limit(room, asked.plan.limits)
@@ -142,11 +172,9 @@ class GuestHouse:
             place = f"/{VOLUMES}/{asked.id}/{source}"
             await guest.ask("mount-inside", room.id, place, f"{DRIVE_C}/{target}")
 
-    def _assemble(
-        self, room: GuestRoom, asked: ContainerParts, folder: Path
-    ) -> list[tuple[str, str]]:
-        place = room.machine / DRIVES / asked.id
-        apart = room.machine / VOLUMES / asked.id
+    def _assemble(self, room: Room, asked: ContainerParts, folder: Path) -> list[tuple[str, str]]:
+        place = machine_of(room) / DRIVES / asked.id
+        apart = machine_of(room) / VOLUMES / asked.id
         for made in (place, apart):
             made.mkdir(exist_ok=True)
         plan = asked.plan
@@ -157,27 +185,25 @@ class GuestHouse:
             drive.make_directory(volume, 0)
         return drive.add_apart(plan.mounts, folder / "scratch", apart)
 
-    async def limit(self, room: GuestRoom, limits: Enforced) -> None:
-        guest = self.machine(room.machine).guest
+    async def limit(self, room: Room, limits: Enforced) -> None:
+        guest = self.machine(machine_of(room)).guest
         for file, text in cgroups.unified_writes(limits):
             with contextlib.suppress(GuestRefused):
                 await guest.ask("write", f"{group_of(room.id)}/{file}", text)
 
-    async def usage(self, room: GuestRoom) -> Usage:
-        guest = self.machine(room.machine).guest
+    async def usage(self, room: Room) -> Usage:
+        guest = self.machine(machine_of(room)).guest
         files = {}
         for name in cgroups.UNIFIED_FILES:
             files[name] = (await guest.ask("read", f"{group_of(room.id)}/{name}")).decode()
-        counted = cgroups.count_unified(files)
-        disk_bytes, inodes = await asyncio.to_thread(disks.used, room.folder)
-        return Usage.of(counted, disk_bytes, inodes, str(room.folder / "disk"))
+        return await asyncio.to_thread(counted_usage, room, cgroups.count_unified(files))
 
     async def kill(self, place: Path) -> None:
         room = GuestRoom(place)
         if not (name := room.id):
             return
         with contextlib.suppress(MachineGone, GuestRefused):
-            await self.machine(room.machine).guest.ask("kill", name)
+            await self.machine(machine_of(room)).guest.ask("kill", name)
         if pid := room.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -189,7 +215,7 @@ class GuestHouse:
             return
         await self.kill(place)
         room = GuestRoom(place)
-        machine = self.machine(room.machine)
+        machine = self.machine(machine_of(room))
         if machine.pid and room.id:
             with contextlib.suppress(MachineGone, MachineFailed, GuestRefused):
                 await end_shell(machine.guest, room.id)
@@ -197,6 +223,11 @@ class GuestHouse:
                     await machine.remove_port((place / "port").read_text())
         await asyncio.to_thread(disks.remove_disk, place)
         await asyncio.to_thread(shutil.rmtree, place)
+
+
+def machine_of(room: Room) -> Path:
+    """The directory of the microVM that a shell is in."""
+    return (room.folder / "machine").resolve()
 
 
 def _take_warm(machine: Path) -> bool:

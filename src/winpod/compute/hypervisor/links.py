@@ -32,7 +32,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Link:
     """What a guest is told of its network."""
 
-    interface: str
     mac: str
     mtu: int
     addresses: tuple[str, ...]
@@ -50,7 +49,6 @@ def read_link(interface: str, result: Mapping[str, Any]) -> Link:
         raise MachineFailed(f"the network has no interface {interface} in the pod")
     ips = [ip for ip in result.get("ips") or [] if ip.get("interface", own) == own]
     return Link(
-        interface,
         interfaces[own].get("mac", ""),
         int(interfaces[own].get("mtu") or _DEFAULT_MTU),
         tuple(str(ipaddress.ip_interface(ip["address"])) for ip in ips),

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.compute.agent import Agent, Program
-from winpod.compute.errors import MachineFailed
-from winpod.compute.hypervisor.accelerator import Accelerator
+from winpod.compute.errors import KitFailed, MachineFailed
+from winpod.compute.hypervisor.accelerator import Accelerator, find_accelerator
 from winpod.compute.hypervisor.arguments import CONTROL, WARM, Machine, qemu_arguments
 from winpod.compute.hypervisor.guest import Guest
 from winpod.compute.hypervisor.guest_image import initial_archive, make_base_disk
 from winpod.compute.hypervisor.guest_shells import WARM_SHELL, boot_shell, link_shell
-from winpod.compute.hypervisor.kit import Kit
+from winpod.compute.hypervisor.kit import Kit, find_kit
 from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.native import WAGENT, WGUEST, native_program
 from winpod.images.base import Base
@@ -63,6 +63,34 @@ class Template:
             self.accelerator,
             processors(),
         )
+
+
+class Templates:
+    """The template for pods to come, made when the first of them asks for it."""
+
+    def __init__(self, root: Path, base: Base, allow_emulation: bool) -> None:
+        self._root = root
+        self._base = base
+        self.found = find_accelerator(allow_emulation=allow_emulation)
+        self._turn = asyncio.Lock()
+        self._made: Template | None = None
+
+    def trouble(self) -> str:
+        if self.found.trouble:
+            return self.found.trouble
+        if find_kit(self._root) is None:
+            return "there is no hypervisor kit: winpod base build --with-hypervisor."
+        return ""
+
+    async def get(self) -> Template:
+        async with self._turn:
+            kit = find_kit(self._root)
+            if kit is None:
+                raise KitFailed("there is no kit")
+            if self._made is None or self._made.kit != kit:
+                accelerator = self.found.accelerator
+                self._made = await make_template(self._root, self._base, kit, accelerator)
+            return self._made
 
 
 def processors() -> int:

@@ -92,6 +92,7 @@ class Fleet:
             config.handlers,
             config.network,
             settings,
+            config.hypervisor,
             shared=self._root,
         )
 

@@ -1,0 +1,71 @@
+"""Where the shells of a pod's containers are: on this machine, or in a microVM of the pod's own.
+
+A house keeps what it has of a sandbox in the sandbox's directory, and what it has of a container in
+the directory of the container's shell; both are there after a restart, and may be cleared however
+much of them there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
+from winpod.compute.resources import Enforced
+from winpod.compute.shells import Room
+from winpod.windows.builds import Build
+
+
+class House(Protocol):
+    @property
+    def booted_as(self) -> Build:
+        """What its shells say they are, before they are told what they shall be."""
+
+    async def open(self) -> None:
+        """After a restart: what only waited is ended, and what shall wait is begun."""
+
+    async def close(self) -> None: ...
+
+    def describe(self) -> Mapping[str, object]: ...
+
+    def trouble(self) -> str:
+        """Why no pod can be taken in here and now, empty where one can."""
+
+    async def receive(self, asked: SandboxAsked, sandbox: Path) -> Path | None:
+        """A sandbox; the network namespace that it should have, where there is one already."""
+
+    def connecting(self, sandbox: Path) -> None:
+        """Its network namespace is there."""
+
+    async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
+        """Its interface is there too."""
+
+    async def leave(self, sandbox: Path) -> None:
+        """Nothing of it runs any more, and nothing in it is mounted."""
+
+    def room(self, place: Path) -> Room:
+        """The shell in a directory."""
+
+    async def begin(self, asked: ContainerParts, sandbox: Path, place: Path) -> Room:
+        """A shell for a container, which can be furnished while its Windows may still boot."""
+
+    async def furnish(
+        self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
+    ) -> None:
+        """The container's name, limits, and drive."""
+
+    def drive(self, folder: Path) -> Path | None:
+        """Where the drive of a container is to be seen, while its shell lives."""
+
+    async def until_up(self, room: Room) -> None: ...
+
+    async def limit(self, room: Room, limits: Enforced) -> None: ...
+
+    async def usage(self, room: Room) -> Usage: ...
+
+    async def kill(self, place: Path) -> None:
+        """All that runs in a shell."""
+
+    async def end(self, place: Path) -> None:
+        """All of a shell, however much of it there is."""
