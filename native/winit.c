@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -311,6 +312,8 @@ static void connect_agent(const char *path)
         _exit(1);
     fcntl(agent_in, F_SETFL, O_NONBLOCK);
     agent_out = fcntl(agent_in, F_DUPFD_CLOEXEC, 0);
+    if (getrandom(&last_id, sizeof last_id, 0) < 0) /* an agent may know sessions of another link */
+        _exit(1);
 }
 
 static void add(int fd, uint32_t what, void *mark)

@@ -91,8 +91,8 @@ class SimulatedBackend:
         return {"kind": "simulated", "containers": len(self._made)}
 
     def trouble(self, isolation: Isolation = Isolation.PROCESS) -> str:
-        del isolation
-        return ""
+        is_process = isolation is Isolation.PROCESS
+        return "" if is_process else "a simulation has process isolation only."
 
     async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
         del asked

@@ -1,0 +1,148 @@
+"""Pods in microVMs, as a newcomer runs them: an older image on a newer host, and what holds there.
+
+The guests are emulated: these machines have no KVM of the processor's own.
+"""
+
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.command_line import Winpod, winpod_in
+from tests.e2e.windows_programs import cache
+
+from winpod.compute.hypervisor.accelerator import ALLOW
+from winpod.compute.hypervisor.kit import build_kit
+from winpod.images.base import Base
+
+WAITS = "echo up & ping -n 200 127.0.0.1 >nul"
+
+
+@pytest.fixture(scope="module")
+def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Winpod]:
+    build_kit(cache() / "root")
+    folder = tmp_path_factory.mktemp("vm")
+    os.environ[ALLOW] = "1"
+    try:
+        with winpod_in(folder, base) as command:
+            for shared in ("kits", "templates"):
+                (cache() / "root" / shared).mkdir(exist_ok=True)
+                (command.root / shared).symlink_to(cache() / "root" / shared)
+            yield command
+    finally:
+        del os.environ[ALLOW]
+
+
+@pytest.fixture(scope="module")
+def image(winpod: Winpod) -> str:
+    content = winpod.home / "content"
+    content.mkdir()
+    (content / "hello.txt").write_text("of the image\r\n")
+    name = f"oci:{winpod.home}/images:old"
+    packed = winpod("image", "pack", str(content), "-t", name, "--os-version", "10.0.17763.805")
+    assert packed.returncode == 0, packed.stderr
+    return name
+
+
+def _run(winpod: Winpod, image: str, line: str, *options: str) -> str:
+    ran = winpod("run", "--rm", "--isolation", "hypervisor", *options, image, "cmd", "/c", line)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def _qemu(winpod: Winpod) -> list[int]:
+    found = (winpod.root / "runtime/sandboxes").glob("*/vm/qemu.pid")
+    return [int(file.read_text()) for file in found]
+
+
+def test_an_older_image_runs_on_a_newer_host_in_a_kernel_of_its_own(
+    winpod: Winpod, image: str
+) -> None:
+    refused = winpod("run", "--rm", image, "cmd", "/c", "ver")
+    assert refused.returncode == 125
+    assert "does not match the host operating system" in refused.stderr
+    said = _run(winpod, image, r"ver & type C:\hello.txt & type \\?\unix\proc\version")
+    assert "Microsoft Windows 10.0.17763" in said
+    assert "of the image" in said
+    assert "Linux version" in said
+    assert platform.release() not in said
+    assert _qemu(winpod) == []
+
+
+def test_without_leave_to_emulate_the_reason_is_told(winpod: Winpod, image: str) -> None:
+    winpod.end_runtime()
+    os.environ[ALLOW] = "0"
+    try:
+        refused = winpod("run", "--rm", "--isolation", "hypervisor", image, "cmd", "/c", "ver")
+    finally:
+        winpod.end_runtime()
+        os.environ[ALLOW] = "1"
+    assert refused.returncode == 125
+    assert "neither kvm_intel nor kvm_amd" in refused.stderr
+    assert "hypervisor.allow_emulation" in refused.stderr
+
+
+def test_what_holds_for_any_container_holds_in_a_microvm(
+    winpod: Winpod, image: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/note.txt").write_text("from outside\r\n")
+    (tmp_path / "one.txt").write_text("a single file\r\n")
+    line = (
+        r"type C:\shared\note.txt & type C:\one.txt & echo x>C:\one.txt & "
+        rf"echo from inside>C:\shared\back.txt & {WAITS}"
+    )
+    mounts = ("-v", f"{tmp_path}/shared:C:\\shared", "-v", f"{tmp_path}/one.txt:C:\\one.txt:ro")
+    options = ("-d", "--name", "box", "--hostname", "box", "--isolation", "hypervisor")
+    began = winpod("run", *options, *mounts, image, "cmd", "/c", line)
+    assert began.returncode == 0, began.stderr
+    _until_said(winpod, "box", "up")
+    said = winpod("logs", "box")
+    assert "from outside" in said.stdout
+    assert "a single file" in said.stdout
+    assert "Access denied" in said.stdout + said.stderr
+    assert "from inside" in (tmp_path / "shared/back.txt").read_text()
+    (tmp_path / "shared/note.txt").write_text("changed outside\r\n")
+    beside = winpod("exec", "box", "cmd", "/c", r"echo %COMPUTERNAME% & type C:\shared\note.txt")
+    assert "BOX" in beside.stdout
+    assert "changed outside" in beside.stdout
+    assert winpod("exec", "box", "cmd", "/c", "exit 42").returncode == 42
+    winpod.end_runtime(signal.SIGKILL)
+    again = winpod("exec", "box", "cmd", "/c", "echo still here")
+    assert "still here" in again.stdout, again.stderr
+    assert winpod("stop", "-t", "5", "box").returncode == 0
+    assert winpod("rm", "box").returncode == 0
+    assert _qemu(winpod) == []
+
+
+def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
+    winpod: Winpod, image: str
+) -> None:
+    options = ("-d", "--name", "gone", "--isolation", "hypervisor")
+    assert winpod("run", *options, image, "cmd", "/c", WAITS).returncode == 0
+    _until_said(winpod, "gone", "up")
+    (pid,) = _qemu(winpod)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while _state(winpod, "gone") == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert winpod("rm", "-f", "gone").returncode == 0
+    assert _qemu(winpod) == []
+    assert list(Path("/dev/shm").glob("winpod-*")) == []
+
+
+def _state(winpod: Winpod, name: str) -> str:
+    listed = json.loads(winpod("ps", "-a", "-o", "json").stdout)
+    return next(str(one["state"]) for one in listed if one["name"] == name)
+
+
+def _until_said(winpod: Winpod, name: str, word: str) -> None:
+    deadline = time.monotonic() + 90
+    while word not in winpod("logs", name).stdout:
+        assert time.monotonic() < deadline, winpod("logs", name)
+        time.sleep(0.3)
