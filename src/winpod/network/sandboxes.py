@@ -74,13 +74,15 @@ class SandboxNetworks:
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port as a process of the sandbox would make it: to localhost, or to
-        one of the sandbox's own addresses, which is where Windows dials."""
+        one of the sandbox's own addresses, which is where Windows dials. A sandbox in a microVM
+        answers at its addresses, and only to those outside."""
         reason = ""
-        for address in (*_LOCALHOST, *addresses):
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            dialled = await asyncio.to_thread(
-                self.namespaces.call, sandbox_id, partial(socket.socket, family)
-            )
+        inside = [(address, True) for address in (*_LOCALHOST, *addresses)]
+        for address, is_inside in (*inside, *((address, False) for address in addresses)):
+            make = partial(socket.socket, socket.AF_INET6 if ":" in address else socket.AF_INET)
+            if is_inside:
+                make = partial(self.namespaces.call, sandbox_id, make)
+            dialled = await asyncio.to_thread(make)
             dialled.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(dialled, (address, port))
