@@ -32,7 +32,9 @@ COMMANDS = {
     "rmi": "Remove images with all their names, and the content that no other image needs.",
     "base": "Build, show and remove the Windows that containers run on.",
     "node": "Join a Kubernetes cluster as Windows nodes, and run the pods that it sends.",
-    "operator": "Look after a cluster's Windows nodes: RuntimeClasses, admission, and upgrades.",
+    "operator": (
+        "Look after a cluster's Windows nodes: RuntimeClasses, admission, upgrades, and instances."
+    ),
     "instance": "Make nodes of Windows Server machines, over SSH.",
     "upgrade": "Move a cluster from one Windows Server to the next, safely.",
     "explain": "Say why a pod of a cluster is where it is, or why it waits, and what to change.",
