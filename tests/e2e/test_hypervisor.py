@@ -6,6 +6,7 @@ The guests are emulated: these machines have no KVM of the processor's own.
 import json
 import os
 import platform
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -73,6 +74,29 @@ def test_an_older_image_runs_on_a_newer_host_in_a_kernel_of_its_own(
     assert _qemu(winpod) == []
 
 
+def test_a_guest_has_a_gibibyte_and_two_processors_where_nobody_asks_for_more(
+    winpod: Winpod, image: str
+) -> None:
+    said = _run(winpod, image, r"type \\?\unix\proc\meminfo & type \\?\unix\proc\cpuinfo")
+    total = int(re.findall(r"MemTotal: +(\d+) kB", said)[0])
+    assert 900_000 < total < 1_048_576
+    assert said.count("processor\t:") == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_a_user_in_a_microvm_cannot_write_what_is_the_administrators(
+    winpod: Winpod, image: str
+) -> None:
+    line = (
+        r"echo %USERNAME% & echo x>C:\hello.txt & echo mine>C:\Users\ContainerUser\f & dir C:\Users"
+    )
+    ran = winpod(
+        *("run", "--rm", "--isolation", "hypervisor", "--user", "ContainerUser"),
+        *(image, "cmd", "/c", line),
+    )
+    assert "ContainerUser" in ran.stdout
+    assert "Access denied" in ran.stdout + ran.stderr
+
+
 def test_without_leave_to_emulate_the_reason_is_told(winpod: Winpod, image: str) -> None:
     winpod.end_runtime()
     os.environ[ALLOW] = "0"
@@ -128,7 +152,7 @@ def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
     (pid,) = _qemu(winpod)
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while _state(winpod, "gone") == "running":
+    while _state(winpod, "gone") == "running" or _qemu(winpod):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert winpod("rm", "-f", "gone").returncode == 0

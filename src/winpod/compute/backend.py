@@ -129,6 +129,9 @@ class Backend(Protocol):
     async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
         """Its network is there, as its plugins answered; the sandbox is when this returns."""
 
+    async def until_sandbox_dies(self, sandbox: str) -> None:
+        """Returns when what its containers need besides its network is gone; else never."""
+
     async def remove_sandbox(self, sandbox: str) -> None: ...
 
     async def make(self, asked: ContainerParts) -> None: ...

@@ -41,6 +41,9 @@ class House(Protocol):
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         """Its interface is there too."""
 
+    async def until_dead(self, sandbox: Path) -> None:
+        """Returns when no container can go on in a sandbox that nobody has stopped; else never."""
+
     async def leave(self, sandbox: Path) -> None:
         """Nothing of it runs any more, and nothing in it is mounted."""
 

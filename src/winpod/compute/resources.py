@@ -97,7 +97,7 @@ def enforce(asked: Asked, host_cpus: int) -> Enforced:
     return Enforced(
         processors=count or host_cpus,
         cpu_quota_us=_quota(count, asked.cpu_maximum, host_cpus),
-        cpu_shares=_shares(asked.cpu_weight) if asked.cpu_weight else None,
+        cpu_shares=shares_of(asked.cpu_weight) if asked.cpu_weight else None,
         memory_bytes=asked.memory_bytes or None,
         rootfs_bytes=asked.rootfs_bytes or None,
         disk_bytes_per_second=asked.disk_bytes_per_second or None,
@@ -131,6 +131,6 @@ def _quota(count: int, maximum: int, host_cpus: int) -> int | None:
     return None
 
 
-def _shares(weight: int) -> int:
+def shares_of(weight: int) -> int:
     shares = _ORDINARY_SHARES * weight // ORDINARY_WEIGHT
     return min(max(shares, _FEWEST_SHARES), _MOST_SHARES)

@@ -85,6 +85,11 @@ class ShellHouse:
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         del sandbox, interface, result
 
+    async def until_dead(self, sandbox: Path) -> None:
+        """Each shell ends by itself, and takes its container along and no other."""
+        del sandbox
+        await asyncio.Future()
+
     async def leave(self, sandbox: Path) -> None:
         await self._ahead.give_up(sandbox / "shell")
         await self.kill(sandbox / "shell")

@@ -104,6 +104,10 @@ class SimulatedBackend:
     async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
         del sandbox, interface, result
 
+    async def until_sandbox_dies(self, sandbox: str) -> None:
+        del sandbox
+        await asyncio.Future()
+
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox
 

@@ -96,6 +96,10 @@ class WineBackend:
         folder = self._sandbox(sandbox)
         await self._house(folder).connected(folder, interface, result)
 
+    async def until_sandbox_dies(self, sandbox: str) -> None:
+        folder = self._sandbox(sandbox)
+        await self._house(folder).until_dead(folder)
+
     async def remove_sandbox(self, sandbox: str) -> None:
         folder = self._sandbox(sandbox)
         await self._house(folder).leave(folder)

@@ -96,6 +96,7 @@ class Sandboxes:
         self._remove_container = remove_container
         self._changed = changed
         self._turns = Turns()
+        self._watching: dict[str, asyncio.Task[None]] = {}
 
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:
         handler = self._handlers.get(request.runtime_handler)
@@ -140,6 +141,24 @@ class Sandboxes:
         )
         await self._backend.connected(sandbox.id, INTERFACE, attached.result)
         self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
+        self._watch(sandbox)
+
+    def _watch(self, sandbox: Sandbox) -> None:
+        """Who loses the microVM that it was in is no longer ready."""
+        if self._handlers.get(sandbox.handler).isolation is not Isolation.HYPERVISOR:
+            return
+        task = self._watching[sandbox.id] = asyncio.create_task(self._stop_when_dead(sandbox))
+        task.add_done_callback(lambda _: self._watching.pop(sandbox.id, None))
+
+    async def _stop_when_dead(self, sandbox: Sandbox) -> None:
+        await self._backend.until_sandbox_dies(sandbox.id)
+        if not sandbox.ending:
+            _log.warning("the microVM of sandbox %s has ended", sandbox.id)
+            await self._stop_in_turn(sandbox)
+
+    def close(self) -> None:
+        for task in self._watching.values():
+            task.cancel()
 
     async def _unmake(self, sandbox: Sandbox) -> None:
         """Where even that fails, the sandbox is kept, not ready, for the client to remove."""
@@ -152,6 +171,8 @@ class Sandboxes:
             self._state.forget(sandbox)
 
     async def _take_apart(self, sandbox: Sandbox) -> None:
+        if (watching := self._watching.get(sandbox.id)) and watching is not asyncio.current_task():
+            watching.cancel()
         await self._backend.remove_sandbox(sandbox.id)
         await self._networks.disconnect(sandbox.id)
 
@@ -265,6 +286,8 @@ class Sandboxes:
         elif sandbox.phase is Phase.RUNNING and not self._networks.holds(sandbox.id):
             _log.warning("sandbox %s has lost its network namespace", sandbox.id)
             await self._stop(sandbox)
+        elif sandbox.phase is Phase.RUNNING:
+            self._watch(sandbox)
 
     def handler_of(self, config: api.PodSandboxConfig) -> str:
         """The handler of the sandbox that a config describes, empty where there is none."""

@@ -127,6 +127,7 @@ class Server:
     async def stop(self) -> None:
         """Calls under way may end; containers go on."""
         self._runtime.close()
+        self._sandboxes.close()
         await self._server.stop(grace=5)
         await self._streams.stop()
         await self._ended.finish()

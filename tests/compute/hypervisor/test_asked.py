@@ -2,7 +2,14 @@
 
 import pytest
 
-from winpod.compute.hypervisor.asked import DEFAULT_MEMORY, FULL_LIMIT, MachineAsked, machine_asked
+from winpod.compute.hypervisor.asked import (
+    DEFAULT_MEMORY,
+    FULL_LIMIT,
+    OVERHEAD,
+    MachineAsked,
+    host_limits,
+    machine_asked,
+)
 from winpod.compute.resources import MIB
 
 _MEMORY = "io.microsoft.virtualmachine.computetopology.memory"
@@ -63,3 +70,20 @@ def test_a_value_that_cannot_be_read_is_passed_over(text: str) -> None:
 def test_limit_and_weight_go_no_further_than_hyper_v_lets_them() -> None:
     asked = machine_asked({f"{_PROCESSOR}.limit": "999999", f"{_PROCESSOR}.weight": "999999"})
     assert (asked.limit, asked.weight) == (FULL_LIMIT, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("asked", "quota", "shares"),
+    [
+        (MachineAsked(), None, None),
+        (MachineAsked(limit=FULL_LIMIT), None, None),
+        (MachineAsked(limit=FULL_LIMIT // 2), 100_000, None),
+        (MachineAsked(weight=200), None, 2048),
+    ],
+)
+def test_the_machine_limits_a_guest_of_two_processors(
+    asked: MachineAsked, quota: int | None, shares: int | None
+) -> None:
+    limits = host_limits(asked, 2)
+    assert (limits.cpu_quota_us, limits.cpu_shares) == (quota, shares)
+    assert limits.memory_bytes == asked.memory_bytes + OVERHEAD

@@ -39,8 +39,11 @@ class Machine:
     processors: int
 
 
-def qemu_arguments(machine: Machine, *, waits: bool) -> list[str]:
-    """`waits` is for a clone: it begins with what a template was when it was kept."""
+def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> list[str]:
+    """`waits` is for a clone: it begins with what a template was when it was kept.
+
+    Memory that is `reserved` is the machine's from the start, and is never paged out.
+    """
     with_kvm = machine.accelerator is Accelerator.KVM
     words = ["-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"]
     words += ["-M", "q35,usb=off,smm=off,vmport=off,hpet=off,memory-backend=ram"]
@@ -68,6 +71,7 @@ def qemu_arguments(machine: Machine, *, waits: bool) -> list[str]:
         place = f"chassis={number + 1},slot={number + 1}"
         words += ["-device", f"pcie-root-port,id=root{number},{place}"]
     words += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
+    words += ["-overcommit", "mem-lock=on"] if reserved else []
     return [*words, *(["-incoming", "defer"] if waits else [])]
 
 

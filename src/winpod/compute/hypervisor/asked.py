@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winpod.compute.resources import MIB
+from winpod.compute.resources import MIB, PERIOD_US, Enforced, shares_of
 
 PREFIX = "io.microsoft.virtualmachine."
 DEFAULT_MEMORY = 1024 * MIB
+OVERHEAD = 384 * MIB
+"""What QEMU and the servers of a pod's files need beside the guest's memory."""
 FULL_LIMIT = 100_000
 ORDINARY_WEIGHT = 100
 _MOST_WEIGHT = 10_000
@@ -50,6 +52,18 @@ def machine_asked(annotations: Mapping[str, str]) -> MachineAsked:
         reserved=backed or not overcommit,
         disk_bytes_per_second=numbers.of(f"{PREFIX}storageqos.bandwidthmaximum"),
         disk_operations_per_second=numbers.of(f"{PREFIX}storageqos.iopsmaximum"),
+    )
+
+
+def host_limits(asked: MachineAsked, processors: int) -> Enforced:
+    """What the machine is told of a guest with so many processors."""
+    is_limited = 0 < asked.limit < FULL_LIMIT
+    quota = processors * PERIOD_US * asked.limit // FULL_LIMIT if is_limited else None
+    return Enforced(
+        processors,
+        cpu_quota_us=quota,
+        cpu_shares=shares_of(asked.weight) if asked.weight else None,
+        memory_bytes=asked.memory_bytes + OVERHEAD,
     )
 
 

@@ -48,8 +48,6 @@ from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.errors import WinpodError
 from winpod.windows.users import ADMINISTRATOR
 
-OVERHEAD = 256 << 20
-"""What QEMU and the servers of a pod's files need beside the guest's memory."""
 _NETWORK_SECONDS, _BOOT_SECONDS = 20.0, 120.0
 
 
@@ -111,8 +109,8 @@ class GuestHouse:
     async def receive(self, asked: SandboxAsked, sandbox: Path) -> None:
         template = await self._templates.get()
         machine = self.machine(sandbox / "vm")
-        limit = machine_asked(asked.annotations).memory_bytes + OVERHEAD
-        self._cloning[sandbox] = asyncio.create_task(machine.clone(template, limit))
+        cloning = machine.clone(template, machine_asked(asked.annotations))
+        self._cloning[sandbox] = asyncio.create_task(cloning)
 
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         """The guest is up, and has the pod's address."""
@@ -130,6 +128,10 @@ class GuestHouse:
         for gateway in link.gateways:
             if ":" not in gateway:
                 await machine.guest.ask("route", gateway)
+
+    async def until_dead(self, sandbox: Path) -> None:
+        if pid := self.machine(sandbox / "vm").pid:
+            await until_gone(pid)
 
     async def leave(self, sandbox: Path) -> None:
         if cloning := self._cloning.pop(sandbox, None):
