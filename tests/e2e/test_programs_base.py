@@ -139,7 +139,7 @@ def test_a_program_that_crashes_ends_with_the_code_of_its_crash(
 ) -> None:
     done = start().run("cmd", "/c", r"C:\app\crash.bat", seconds=20)
     assert not done.timed_out
-    assert done.output.splitlines()[-1] == str(0xC0000005 - (1 << 32))
+    assert str(0xC0000005 - (1 << 32)) in done.output.splitlines()
 
 
 def test_absent_programs_say_so_and_fail(base: Base, start: Callable[..., Container]) -> None:
