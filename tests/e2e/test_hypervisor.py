@@ -97,6 +97,17 @@ def test_a_user_in_a_microvm_cannot_write_what_is_the_administrators(
     assert "Access denied" in ran.stdout + ran.stderr
 
 
+def test_a_program_that_is_not_there_is_a_sentence_and_leaves_nothing(
+    winpod: Winpod, image: str
+) -> None:
+    refused = winpod("run", "--rm", "--isolation", "hypervisor", image, "gone.exe")
+    assert refused.returncode == 127
+    assert "The system cannot find the file specified." in refused.stderr
+    assert _qemu(winpod) == []
+    assert winpod.containers == []
+    assert str(winpod.root / "runtime/sandboxes") not in Path("/proc/mounts").read_text()
+
+
 def test_without_leave_to_emulate_the_reason_is_told(winpod: Winpod, image: str) -> None:
     winpod.end_runtime()
     os.environ[ALLOW] = "0"

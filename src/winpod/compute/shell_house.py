@@ -111,7 +111,7 @@ class ShellHouse:
     async def furnish(
         self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
     ) -> None:
-        if _is_limited(asked.plan):  # a boot may need more than that
+        if is_limited(asked.plan):  # a boot may need more than that
             await self.until_up(room)
             await self.limit(room, asked.plan.limits)
         await asyncio.to_thread(self._furnish, room, asked, sandbox, folder)
@@ -159,7 +159,7 @@ class ShellHouse:
         await self._shells.end(place)
 
 
-def _is_limited(plan: Plan) -> bool:
+def is_limited(plan: Plan) -> bool:
     """Beyond what every shell has been from its start."""
     return plan.limits != Enforced(plan.limits.processors)
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winpod.compute import cgroups, disks
+from winpod.compute import cgroups, disks, mounts
 from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
 from winpod.compute.drive import Drive
 from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone, ShellFailed
+from winpod.compute.foreign import refuse_foreign
 from winpod.compute.hypervisor.arguments import WARM
 from winpod.compute.hypervisor.asked import machine_asked
 from winpod.compute.hypervisor.guest_shells import (
@@ -39,9 +40,10 @@ from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
 from winpod.compute.hypervisor.template import Templates
 from winpod.compute.identity import resolver_file
 from winpod.compute.processes import read_pid, until_gone
+from winpod.compute.programs import program_of
 from winpod.compute.resources import Enforced
 from winpod.compute.shell import DRIVE_C
-from winpod.compute.shell_house import counted_usage
+from winpod.compute.shell_house import counted_usage, is_limited
 from winpod.compute.shells import Room
 from winpod.images.base import Base
 from winpod.windows.builds import DEFAULT_HOST
@@ -168,7 +170,9 @@ class GuestHouse:
         guest = self.machine(machine_of(room)).guest
         await guest.ask("rename-inside", room.id, sandbox.hostname)
         await write_resolver(guest, room.id, resolver_file(sandbox))
-        await self.limit(room, asked.plan.limits)
+        if is_limited(asked.plan):  # a boot may need more than that
+            await self.until_up(room)
+            await self.limit(room, asked.plan.limits)
         await slide_drive(guest, room.id, f"/{DRIVES}/{asked.id}")
         for source, target in volumes:
             place = f"/{VOLUMES}/{asked.id}/{source}"
@@ -185,27 +189,39 @@ class GuestHouse:
         drive.make_directory(f"C:\\Users\\{plan.user.name}", plan.user.uid)
         for volume in plan.volumes:
             drive.make_directory(volume, 0)
-        return drive.add_apart(plan.mounts, folder / "scratch", apart)
+        volumes = drive.add_apart(plan.mounts, folder / "scratch", apart)
+        refuse_foreign(self._base, place, program_of(plan))
+        return volumes
 
     async def limit(self, room: Room, limits: Enforced) -> None:
         guest = self.machine(machine_of(room)).guest
         for file, text in cgroups.unified_writes(limits):
-            with contextlib.suppress(GuestRefused):
+            try:
                 await guest.ask("write", f"{group_of(room.id)}/{file}", text)
+            except GuestRefused as error:
+                if error.number != errno.ENOENT:  # a guest without swap has no limit of it
+                    raise
 
     async def usage(self, room: Room) -> Usage:
-        guest = self.machine(machine_of(room)).guest
-        files = {}
-        for name in cgroups.UNIFIED_FILES:
-            files[name] = (await guest.ask("read", f"{group_of(room.id)}/{name}")).decode()
-        return await asyncio.to_thread(counted_usage, room, cgroups.count_unified(files))
+        """Of a shell whose microVM has ended, only what is on its disk."""
+        try:
+            counted = cgroups.count_unified(await self._counted(room))
+        except (MachineGone, GuestRefused):
+            counted = cgroups.Counted()
+        return await asyncio.to_thread(counted_usage, room, counted)
+
+    async def _counted(self, room: Room) -> dict[str, str]:
+        guest, group = self.machine(machine_of(room)).guest, group_of(room.id)
+        return {
+            name: (await guest.ask("read", f"{group}/{name}")).decode()
+            for name in cgroups.UNIFIED_FILES
+        }
 
     async def kill(self, place: Path) -> None:
         room = GuestRoom(place)
-        if not (name := room.id):
-            return
-        with contextlib.suppress(MachineGone, GuestRefused):
-            await self.machine(machine_of(room)).guest.ask("kill", name)
+        if (name := room.id) and PodMachine(machine_of(room)).pid:
+            with contextlib.suppress(MachineGone, GuestRefused):
+                await self.machine(machine_of(room)).guest.ask("kill", name)
         if pid := room.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -217,12 +233,15 @@ class GuestHouse:
             return
         await self.kill(place)
         room = GuestRoom(place)
-        machine = self.machine(machine_of(room))
-        if machine.pid and room.id:
+        folder, container = machine_of(room), place.parent.name
+        if room.id and PodMachine(folder).pid:
+            machine = self.machine(folder)
             with contextlib.suppress(MachineGone, MachineFailed, GuestRefused):
                 await end_shell(machine.guest, room.id)
                 if room.id != WARM_SHELL:
                     await machine.remove_port((place / "port").read_text())
+        for mounted in (folder / DRIVES / container, *(folder / VOLUMES / container).glob("*")):
+            await asyncio.to_thread(mounts.unmount, mounted)
         await asyncio.to_thread(disks.remove_disk, place)
         await asyncio.to_thread(shutil.rmtree, place)
 

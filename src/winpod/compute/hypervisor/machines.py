@@ -230,5 +230,5 @@ class PodMachine:
         await asyncio.to_thread(cgroups.remove_group, self.group)
         self._memory.unlink(missing_ok=True)
         for share in _SHARES:
-            for folder in (self.folder / share).glob("*"):
+            for folder in (*(self.folder / share).glob("*/*"), *(self.folder / share).glob("*")):
                 await asyncio.to_thread(mounts.unmount, folder)

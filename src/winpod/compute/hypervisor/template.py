@@ -87,7 +87,7 @@ class Templates:
             kit = find_kit(self._root)
             if kit is None:
                 raise KitFailed("there is no kit")
-            if self._made is None or self._made.kit != kit:
+            if self._made is None or self._made.kit != kit or not self._made.path.exists():
                 accelerator = self.found.accelerator
                 self._made = await make_template(self._root, self._base, kit, accelerator)
             return self._made
@@ -116,9 +116,17 @@ async def make_template(root: Path, base: Base, kit: Kit, accelerator: Accelerat
             for left in folder.glob(f"{_BUILDING}*"):
                 await asyncio.to_thread(shutil.rmtree, left)
             await _make(folder, base, final)
+            await asyncio.to_thread(_remove_others, final.path)
     finally:
         lock.release()
     return final
+
+
+def _remove_others(path: Path) -> None:
+    """Nobody is cloned from them any more; machines that were have their files open."""
+    for other in path.parent.iterdir():
+        if other.name[0] != "." and other != path:
+            shutil.rmtree(other)
 
 
 async def _make(folder: Path, base: Base, final: Template) -> None:
