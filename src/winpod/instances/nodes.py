@@ -14,9 +14,9 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 from lightkube.models import coordination_v1 as coordination
 
+from winpod.cluster.evicting import evict
 from winpod.instances.next_deed import NodeNow
 from winpod.node.api import ApiServer, Refused
-from winpod.windows.errors import Unavailable
 from winpod.windows.scheduling import ENDED_PHASES
 
 NODES = "/api/v1/nodes"
@@ -195,21 +195,8 @@ class Nodes:
         """Why not now, or nothing."""
         if pod.is_going:
             return ""
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
-        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
-        try:
-            await self._api.request("POST", path, body)
-        except Unavailable as error:
-            return f"pod {pod.namespace}/{pod.name}: {error.sentence}"
-        except Refused as error:
-            if not (error.is_missing or error.is_conflict):
-                raise
-        return ""
+        why = await evict(self._api, pod.namespace, pod.name, pod.uid)
+        return f"pod {pod.namespace}/{pod.name}: {why}" if why else ""
 
     async def _patch(self, name: str, body: dict[str, Any]) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from winpod.cluster.evicting import evict
 from winpod.cluster.upgrade.asked import Asked
 from winpod.cluster.upgrade.look import Look
 from winpod.cluster.upgrade.moves import DAEMON, Change, Move, Workload, WorkloadPod
@@ -17,8 +18,8 @@ from winpod.cluster.upgrade.plan import Do, Plan, Scene, Step
 from winpod.cluster.upgrade.progress import PENDING, some
 from winpod.cluster.upgrade.resource import Status, StepRecord
 from winpod.cluster.upgrade.step_results import ANOTHER, GONE, Noted, Progress
-from winpod.node.api import ApiServer, Refused
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.node.api import ApiServer
+from winpod.windows.errors import WinpodError
 
 
 class LeftBehind(WinpodError):
@@ -121,21 +122,8 @@ class Draining:
         """Why not now, or nothing."""
         if pod.is_leaving:
             return ""
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": workload.namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
-        path = f"/api/v1/namespaces/{workload.namespace}/pods/{pod.name}/eviction"
-        try:
-            await self._api.request("POST", path, body)
-        except Unavailable as error:
-            return f"{workload}, pod {pod.name}: {error.sentence}"
-        except Refused as error:
-            if not (error.is_missing or error.is_conflict):
-                raise
-        return ""
+        why = await evict(self._api, workload.namespace, pod.name, pod.uid)
+        return f"{workload}, pod {pod.name}: {why}" if why else ""
 
 
 def drained_together(scene: Scene, steps: Sequence[StepRecord]) -> list[StepRecord]:
