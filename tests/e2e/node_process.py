@@ -16,6 +16,8 @@ from tests.e2e.objects import pods_path
 
 WINPOD = (sys.executable, "-m", "winpod")
 ANYWHERE = [{"operator": "Exists"}]
+ROOM = "nodefs.available<1Gi,imagefs.available<1Gi"
+"""How full the disk of the machine is that runs the tests, decides none."""
 
 
 class NodeProcess:
@@ -26,7 +28,7 @@ class NodeProcess:
         self.log = directory / "node.log"
         self._command = [
             *(*before, *WINPOD, "node", "--root", str(directory / "root")),
-            *("--pod-logs", str(directory / "logs"), *arguments),
+            *("--pod-logs", str(directory / "logs"), "--eviction-hard", ROOM, *arguments),
         ]
         self._process: ServerProcess | None = None
 

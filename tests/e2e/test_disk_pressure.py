@@ -85,7 +85,10 @@ class SmallNode:
 @pytest.fixture
 def small(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[SmallNode]:
     machine = replace(cluster.machines["linux-node"], name=NAME)
-    options = ("--eviction-pressure-transition-period", "15s", "--minimum-image-ttl-duration", "0s")
+    options = (
+        *("--eviction-hard", "nodefs.available<10%,imagefs.available<15%"),
+        *("--eviction-pressure-transition-period", "15s", "--minimum-image-ttl-duration", "0s"),
+    )
     root = tmp_path / "root"
     with disk(tmp_path / "disk", root):
         process = windows_node(cluster.plane, machine, tmp_path, base, "2022", *options)

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cri.test_images import push
 from tests.e2e import windows_programs
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.node_process import ROOM
 from tests.e2e.test_crictl import terminal
 from tests.e2e.test_runtime import Node
 from tests.images.registries import home, registry
@@ -39,6 +40,7 @@ from winpod.node.server import NodeServer
 from winpod.node.server_auth import ApiGate
 from winpod.node.server_listening import ServingFiles
 from winpod.node.server_parts import Parts
+from winpod.node.thresholds import Thresholds, parse_thresholds
 from winpod.node.volumes import Volumes
 
 __all__ = ["home", "registry"]
@@ -155,6 +157,7 @@ async def node(
             facts_in(tmp_path / "node", handlers=frozenset(("runhcs-wcow-process",))),
             name=name,
             internal_ip=LOOPBACK,
+            thresholds=parse_thresholds(ROOM, Thresholds()),
         )
         cluster = ClusterWide(server)
         objects = ApiObjects(server, name, cluster)
