@@ -1,63 +1,18 @@
-"""Pods in microVMs, as a newcomer runs them: an older image on a newer host, and what holds there.
+"""Pods in microVMs, as a newcomer runs them: an older image on a newer host, and what holds."""
 
-The guests are emulated: these machines have no KVM of the processor's own.
-"""
-
-import json
 import os
 import platform
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from tests.e2e.command_line import Winpod, winpod_in
-from tests.e2e.windows_programs import cache
+from tests.e2e.command_line import Winpod
+from tests.e2e.microvms import WAITS, image, machines, run, state, until_said, winpod
 
 from winpod.compute.hypervisor.accelerator import ALLOW
-from winpod.compute.hypervisor.kit import build_kit
-from winpod.images.base import Base
 
-WAITS = "echo up & ping -n 200 127.0.0.1 >nul"
-
-
-@pytest.fixture(scope="module")
-def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Winpod]:
-    build_kit(cache() / "root")
-    folder = tmp_path_factory.mktemp("vm")
-    os.environ[ALLOW] = "1"
-    try:
-        with winpod_in(folder, base) as command:
-            for shared in ("kits", "templates"):
-                (cache() / "root" / shared).mkdir(exist_ok=True)
-                (command.root / shared).symlink_to(cache() / "root" / shared)
-            yield command
-    finally:
-        del os.environ[ALLOW]
-
-
-@pytest.fixture(scope="module")
-def image(winpod: Winpod) -> str:
-    content = winpod.home / "content"
-    content.mkdir()
-    (content / "hello.txt").write_text("of the image\r\n")
-    name = f"oci:{winpod.home}/images:old"
-    packed = winpod("image", "pack", str(content), "-t", name, "--os-version", "10.0.17763.805")
-    assert packed.returncode == 0, packed.stderr
-    return name
-
-
-def _run(winpod: Winpod, image: str, line: str, *options: str) -> str:
-    ran = winpod("run", "--rm", "--isolation", "hypervisor", *options, image, "cmd", "/c", line)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def _qemu(winpod: Winpod) -> list[int]:
-    found = (winpod.root / "runtime/sandboxes").glob("*/vm/qemu.pid")
-    return [int(file.read_text()) for file in found]
+__all__ = ["image", "winpod"]
 
 
 def test_an_older_image_runs_on_a_newer_host_in_a_kernel_of_its_own(
@@ -66,18 +21,18 @@ def test_an_older_image_runs_on_a_newer_host_in_a_kernel_of_its_own(
     refused = winpod("run", "--rm", image, "cmd", "/c", "ver")
     assert refused.returncode == 125
     assert "does not match the host operating system" in refused.stderr
-    said = _run(winpod, image, r"ver & type C:\hello.txt & type \\?\unix\proc\version")
+    said = run(winpod, image, r"ver & type C:\hello.txt & type \\?\unix\proc\version")
     assert "Microsoft Windows 10.0.17763" in said
     assert "of the image" in said
     assert "Linux version" in said
     assert platform.release() not in said
-    assert _qemu(winpod) == []
+    assert machines(winpod) == []
 
 
 def test_a_guest_has_a_gibibyte_and_two_processors_where_nobody_asks_for_more(
     winpod: Winpod, image: str
 ) -> None:
-    said = _run(winpod, image, r"type \\?\unix\proc\meminfo & type \\?\unix\proc\cpuinfo")
+    said = run(winpod, image, r"type \\?\unix\proc\meminfo & type \\?\unix\proc\cpuinfo")
     total = int(re.findall(r"MemTotal: +(\d+) kB", said)[0])
     assert 900_000 < total < 1_048_576
     assert said.count("processor\t:") == min(2, len(os.sched_getaffinity(0)))
@@ -103,7 +58,7 @@ def test_a_program_that_is_not_there_is_a_sentence_and_leaves_nothing(
     refused = winpod("run", "--rm", "--isolation", "hypervisor", image, "gone.exe")
     assert refused.returncode == 127
     assert "The system cannot find the file specified." in refused.stderr
-    assert _qemu(winpod) == []
+    assert machines(winpod) == []
     assert winpod.containers == []
     assert str(winpod.root / "runtime/sandboxes") not in Path("/proc/mounts").read_text()
 
@@ -135,7 +90,7 @@ def test_what_holds_for_any_container_holds_in_a_microvm(
     options = ("-d", "--name", "box", "--hostname", "box", "--isolation", "hypervisor")
     began = winpod("run", *options, *mounts, image, "cmd", "/c", line)
     assert began.returncode == 0, began.stderr
-    _until_said(winpod, "box", "up")
+    until_said(winpod, "box", "up")
     said = winpod("logs", "box")
     assert "from outside" in said.stdout
     assert "a single file" in said.stdout
@@ -151,7 +106,7 @@ def test_what_holds_for_any_container_holds_in_a_microvm(
     assert "still here" in again.stdout, again.stderr
     assert winpod("stop", "-t", "5", "box").returncode == 0
     assert winpod("rm", "box").returncode == 0
-    assert _qemu(winpod) == []
+    assert machines(winpod) == []
 
 
 def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
@@ -159,25 +114,13 @@ def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
 ) -> None:
     options = ("-d", "--name", "gone", "--isolation", "hypervisor")
     assert winpod("run", *options, image, "cmd", "/c", WAITS).returncode == 0
-    _until_said(winpod, "gone", "up")
-    (pid,) = _qemu(winpod)
+    until_said(winpod, "gone", "up")
+    (pid,) = machines(winpod)
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while _state(winpod, "gone") == "running" or _qemu(winpod):
+    while state(winpod, "gone") == "running" or machines(winpod):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert winpod("rm", "-f", "gone").returncode == 0
-    assert _qemu(winpod) == []
+    assert machines(winpod) == []
     assert list(Path("/dev/shm").glob("winpod-*")) == []
-
-
-def _state(winpod: Winpod, name: str) -> str:
-    listed = json.loads(winpod("ps", "-a", "-o", "json").stdout)
-    return next(str(one["state"]) for one in listed if one["name"] == name)
-
-
-def _until_said(winpod: Winpod, name: str, word: str) -> None:
-    deadline = time.monotonic() + 90
-    while word not in winpod("logs", name).stdout:
-        assert time.monotonic() < deadline, winpod("logs", name)
-        time.sleep(0.3)
