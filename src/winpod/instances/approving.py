@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from ipaddress import ip_address
 
 from lightkube.models import certificates_v1 as certificates
 
+from winpod.instances.approval import REQUESTS, approve, name_of, request_of
 from winpod.instances.care import Care
 from winpod.instances.resource import WindowsInstance
-from winpod.instances.signing import Known, Request, Verdict, judge
-from winpod.node.api import ApiServer, Refused
+from winpod.instances.signing import Known, Verdict, judge
+from winpod.node.api import ApiServer
 from winpod.node.following import Following
 from winpod.windows.errors import WinpodError
 
-REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 _LOOK_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ class Approving:
             self.changed(obj)
 
     def changed(self, obj: certificates.CertificateSigningRequest) -> None:
-        name = _name(obj)
+        name = name_of(obj)
         if obj.status and (obj.status.conditions or obj.status.certificate):
             self._waiting.pop(name, None)
         else:
@@ -54,8 +51,8 @@ class Approving:
             self._changed.set()
 
     def deleted(self, obj: certificates.CertificateSigningRequest) -> None:
-        self._waiting.pop(_name(obj), None)
-        self._told.pop(_name(obj), None)
+        self._waiting.pop(name_of(obj), None)
+        self._told.pop(name_of(obj), None)
 
     async def _judge_all(self) -> None:
         await self._care.objects.until_known()
@@ -94,18 +91,6 @@ class Approving:
         self._care.tell(instance, "InstanceCertificateNotApproved", said, is_bad=True)
 
 
-async def approve(
-    api: ApiServer, obj: certificates.CertificateSigningRequest, verdict: Verdict
-) -> None:
-    obj.status = obj.status or certificates.CertificateSigningRequestStatus()
-    obj.status.conditions = [_approval(verdict)]
-    try:
-        await api.replace(f"{REQUESTS}/{_name(obj)}/approval", obj)
-    except Refused as error:
-        if not (error.is_conflict or error.is_missing):
-            raise
-
-
 def _is_ours(instance: WindowsInstance) -> bool:
     return bool(instance.status.node) and not instance.is_leaving
 
@@ -117,38 +102,9 @@ def _known(instance: WindowsInstance) -> Known:
     return Known(instance.name, status.node, names, addresses, frozenset(status.tokens))
 
 
-def request_of(obj: certificates.CertificateSigningRequest) -> Request:
-    spec = obj.spec
-    try:
-        asks = base64.b64decode(spec.request)
-    except binascii.Error:
-        asks = b""
-    return Request(
-        spec.signerName,
-        spec.username or "",
-        frozenset(spec.groups or ()),
-        frozenset(spec.usages or ()),
-        asks,
-    )
-
-
-def _approval(verdict: Verdict) -> certificates.CertificateSigningRequestCondition:
-    return certificates.CertificateSigningRequestCondition(
-        type="Approved",
-        status="True",
-        reason="WinpodInstance",
-        message=f"It is exactly that of the instance {verdict.instance}.",
-        lastUpdateTime=datetime.now(UTC).replace(microsecond=0),
-    )
-
-
 def _is_ip(text: str) -> bool:
     try:
         ip_address(text)
     except ValueError:
         return False
     return True
-
-
-def _name(obj: certificates.CertificateSigningRequest) -> str:
-    return (obj.metadata and obj.metadata.name) or ""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from lightkube.models import certificates_v1 as certificates
 
-from winpod.instances.approving import REQUESTS, approve, request_of
+from winpod.instances.approval import REQUESTS, approve, request_of
 from winpod.instances.cluster_place import ClusterPlace, find_cluster
 from winpod.instances.inputs import is_address
 from winpod.instances.nodes import NODES, NodeObject, Nodes
