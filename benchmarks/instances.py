@@ -31,12 +31,12 @@ from tests.instances.scripted_windows import ScriptedWindows
 from tests.instances.ssh_server import USER, ssh_server
 
 from benchmarks.scale import memory_of
-from winpod.instances.applying import apply, plan
-from winpod.instances.desired import Desired, WantedFile, WantedService
-from winpod.instances.host_keys import KeysInMemory
-from winpod.instances.login import Login, read_key
-from winpod.instances.several import AT_ONCE, for_each
-from winpod.instances.ssh import Host
+from winpod.instances.laptop.several import AT_ONCE, for_each
+from winpod.instances.remote.applying import apply, plan
+from winpod.instances.remote.host_keys import KeysInMemory
+from winpod.instances.remote.login import Login, read_key
+from winpod.instances.remote.ssh import Host
+from winpod.instances.rules.desired import Desired, WantedFile, WantedService
 
 INSTANCES = 200
 ONE_BY_ONE = 5

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.cli.winpod import winpod
-from tests.instances.test_payload import GO_BUILD, program
-from winpod.instances.programs import REQUIRED
+from tests.instances.software.test_payload import GO_BUILD, program
+from winpod.instances.software.programs import REQUIRED
 
 
 def test_a_payload_is_listed_packed_and_laid_out_again(tmp_path: Path) -> None:

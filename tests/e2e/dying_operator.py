@@ -14,7 +14,7 @@ from tests.e2e.operator_process import NAMESPACE, own_kubeconfig
 
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.operator import Place, Shared
-from winpod.instances.part import instances_part
+from winpod.instances.operator.part import instances_part
 from winpod.node.access import Access, read_kubeconfig
 from winpod.node.api import ApiServer
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import asyncssh
 from tests.e2e.stand_in_kubelet import run_kubelet
 from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
+from tests.instances.software.test_payload import GO_BUILD, program
 from tests.instances.ssh_server import AUTHORIZED, USER, SshServer, ssh_server
-from tests.instances.test_payload import GO_BUILD, program
 
-from winpod.instances.keys import public_line
-from winpod.instances.payload import make_payload
-from winpod.instances.programs import REQUIRED
+from winpod.instances.remote.keys import public_line
+from winpod.instances.software.payload import make_payload
+from winpod.instances.software.programs import REQUIRED
 
 BUILD = "10.0.20348"
 _LOOK_SECONDS = 0.05

@@ -15,8 +15,8 @@ from tests.e2e.controlplane import ControlPlane
 from tests.e2e.instance_fleet import READY, Fleet, payload
 from tests.e2e.node_process import eventually, found, is_ready, node, phase, windows_pod
 
-from winpod.instances.hosting_cluster import CORDONED
-from winpod.instances.resource import API_VERSION, CRD, KIND, instances_path
+from winpod.instances.cluster.resource import API_VERSION, CRD, KIND, instances_path
+from winpod.instances.laptop.hosting_cluster import CORDONED
 
 
 @pytest.fixture(scope="module")

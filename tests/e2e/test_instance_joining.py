@@ -20,7 +20,7 @@ from tests.e2e.windows_host.kubelet import playing_kubelet
 from tests.e2e.windows_host.payload import assert_nothing_of_ours, lay_programs
 
 from winpod.images.base import Base
-from winpod.instances.steps import Do
+from winpod.instances.rules.steps import Do
 
 NODE = "win-story"
 CRICTL = (

@@ -17,9 +17,6 @@ from tests.e2e.windows_host.payload import assert_nothing_of_ours, lay_programs
 
 from winpod.cluster.instance_settings import InstanceSettings
 from winpod.images.base import Base
-from winpod.instances import applying
-from winpod.instances.blueprint import blueprint, everything_of_ours
-from winpod.instances.desired import Desired
 from winpod.instances.errors import (
     DowngradeRefused,
     HostKeyChanged,
@@ -28,14 +25,17 @@ from winpod.instances.errors import (
     StepFailed,
     Unreachable,
 )
-from winpod.instances.host_keys import KeysInMemory
-from winpod.instances.joining import Joining
-from winpod.instances.keys import add_line, public_line, remove_line
-from winpod.instances.login import Login, read_key
-from winpod.instances.payload import make_payload
-from winpod.instances.ssh import Host, TransferFailed
-from winpod.instances.state import State
-from winpod.instances.surveying import identify
+from winpod.instances.remote import applying
+from winpod.instances.remote.host_keys import KeysInMemory
+from winpod.instances.remote.keys import add_line, public_line, remove_line
+from winpod.instances.remote.login import Login, read_key
+from winpod.instances.remote.ssh import Host, TransferFailed
+from winpod.instances.remote.surveying import identify
+from winpod.instances.rules.desired import Desired
+from winpod.instances.rules.state import State
+from winpod.instances.software.blueprint import blueprint, everything_of_ours
+from winpod.instances.software.joining import Joining
+from winpod.instances.software.payload import make_payload
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import WinpodError
 

@@ -34,9 +34,9 @@ from tests.e2e.windows_host.payload import lay_programs
 from tests.instances.ssh_server import AUTHORIZED, USER
 
 from winpod.images.base import Base
-from winpod.instances.keys import public_line
-from winpod.instances.payload import make_payload
-from winpod.instances.resource import CRD, instances_path
+from winpod.instances.cluster.resource import CRD, instances_path
+from winpod.instances.remote.keys import public_line
+from winpod.instances.software.payload import make_payload
 from winpod.node.certificates import Key, Subject
 
 PATH = instances_path(NAMESPACE)

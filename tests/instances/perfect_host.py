@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from winpod.instances.desired import Desired
-from winpod.instances.state import FeatureState, Network, Running, Service, Start, State
-from winpod.instances.steps import Step
+from winpod.instances.rules.desired import Desired
+from winpod.instances.rules.state import FeatureState, Network, Running, Service, Start, State
+from winpod.instances.rules.steps import Step
 
 MAKES_NETWORKS = "hybrid-overlay-node"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import asyncssh
 
-from winpod.instances.host_keys import HostKeys, KeysInMemory
-from winpod.instances.login import Login
-from winpod.instances.ssh import Host
+from winpod.instances.remote.host_keys import HostKeys, KeysInMemory
+from winpod.instances.remote.login import Login
+from winpod.instances.remote.ssh import Host
 
 USER = "Administrator"
 AUTHORIZED = r"C:\ProgramData\ssh\administrators_authorized_keys"

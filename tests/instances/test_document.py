@@ -5,7 +5,7 @@ from pathlib import Path
 from winpod.cluster.instance_settings import InstanceSettings
 from winpod.cluster.settings import read_settings
 from winpod.instances import paths
-from winpod.instances.programs import PROGRAMS, Program
+from winpod.instances.software.programs import PROGRAMS, Program
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/instances.md").read_text()
 

@@ -38,20 +38,20 @@ from winpod.cli.instance_print import (
 from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cluster.instance_settings import InstanceSettings
-from winpod.instances import applying
-from winpod.instances.blueprint import everything_of_ours
-from winpod.instances.by_hand import ByHand, Queue, Wish
-from winpod.instances.gathering import QUESTION, gather
-from winpod.instances.host_keys import KeysInFile
-from winpod.instances.hosting_cluster import joined_cluster
-from winpod.instances.inputs import Asked, Entries
-from winpod.instances.login import PORT, Login, read_key
-from winpod.instances.payload import Payload, read_payload
-from winpod.instances.several import AT_ONCE, Outcome, for_each
-from winpod.instances.ssh import Host
-from winpod.instances.state import State
-from winpod.instances.steps import Step
-from winpod.instances.surveying import survey
+from winpod.instances.cluster.inputs import Asked, Entries
+from winpod.instances.laptop.by_hand import ByHand, Queue, Wish
+from winpod.instances.laptop.hosting_cluster import joined_cluster
+from winpod.instances.laptop.several import AT_ONCE, Outcome, for_each
+from winpod.instances.remote import applying
+from winpod.instances.remote.gathering import QUESTION, gather
+from winpod.instances.remote.host_keys import KeysInFile
+from winpod.instances.remote.login import PORT, Login, read_key
+from winpod.instances.remote.ssh import Host
+from winpod.instances.remote.surveying import survey
+from winpod.instances.rules.state import State
+from winpod.instances.rules.steps import Step
+from winpod.instances.software.blueprint import everything_of_ours
+from winpod.instances.software.payload import Payload, read_payload
 from winpod.node.access import read_kubeconfig
 from winpod.windows.errors import InvalidInput, NotFound
 

@@ -9,9 +9,9 @@ import asyncssh
 import typer
 
 from winpod.instances.errors import LoginRefused
-from winpod.instances.host_keys import KeysInFile
-from winpod.instances.keys import add_line, public_line, remove_line
-from winpod.instances.ssh import Host
+from winpod.instances.remote.host_keys import KeysInFile
+from winpod.instances.remote.keys import add_line, public_line, remove_line
+from winpod.instances.remote.ssh import Host
 from winpod.windows.errors import NotFound
 
 Names = Annotated[

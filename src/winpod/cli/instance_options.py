@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from winpod.instances.inputs import Entries, read_entries
+from winpod.instances.cluster.inputs import Entries, read_entries
 from winpod.windows.errors import InvalidInput
 
 Address = Annotated[

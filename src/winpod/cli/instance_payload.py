@@ -11,8 +11,8 @@ import typer
 from winpod.cli.options import Root
 from winpod.cri.config import read_config
 from winpod.images.credentials import read_docker_config
-from winpod.instances.payload import LIST, Payload, make_payload
-from winpod.instances.payload_image import fetch_payload
+from winpod.instances.software.payload import LIST, Payload, make_payload
+from winpod.instances.software.payload_image import fetch_payload
 
 
 def payload(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from winpod.cli.options import Format, human_size, print_table
-from winpod.instances.several import Outcome
-from winpod.instances.state import State
-from winpod.instances.steps import Step
-from winpod.instances.stopping import CONTAINERD, DOCKER, KUBELET
+from winpod.instances.laptop.several import Outcome
+from winpod.instances.rules.state import State
+from winpod.instances.rules.steps import Step
+from winpod.instances.rules.stopping import CONTAINERD, DOCKER, KUBELET
 
 FAILED = 1
 

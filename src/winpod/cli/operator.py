@@ -15,7 +15,7 @@ import typer
 from winpod.cli.log_lines import start_logging
 from winpod.cluster.leading import unique_identity
 from winpod.cluster.operator import Operator, Place
-from winpod.instances.part import instances_part
+from winpod.instances.operator.part import instances_part
 from winpod.node.access import SERVICE_ACCOUNT, read_kubeconfig, service_account_access
 
 _log = logging.getLogger("winpod")

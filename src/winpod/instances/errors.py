@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from winpod.instances.steps import Step
+from winpod.instances.rules.steps import Step
 from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 
 

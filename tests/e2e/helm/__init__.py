@@ -12,7 +12,7 @@ from tests.e2e.controlplane.build import kubernetes_version
 from tests.e2e.go_build import GoModule, Say
 
 from winpod.cluster.upgrade.resource import CRD as UPGRADES
-from winpod.instances.resource import CRD as INSTANCES
+from winpod.instances.cluster.resource import CRD as INSTANCES
 
 SOURCE = Path(__file__).parent
 DEPLOY = SOURCE.parents[2] / "deploy"

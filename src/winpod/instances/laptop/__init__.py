@@ -1,0 +1,1 @@
+"""Instances changed by a command, without an operator."""

@@ -1,0 +1,63 @@
+"""All the PowerShell there is: what Windows Server 2019 to 2025 tells and takes in no other way.
+
+Each is one statement without double quotes, so that it is one argument of one call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from winpod.instances.remote.scripts import OddAnswer, call
+from winpod.instances.rules.state import Network
+from winpod.windows.errors import InvalidInput
+
+BOOTED = "(Get-CimInstance -ClassName Win32_OperatingSystem).LastBootUpTime.ToFileTimeUtc()"
+FREE_BYTES = "(Get-PSDrive -Name C).Free"
+NETWORKS = "Get-HnsNetwork | Select-Object -Property Id, Name, Type | ConvertTo-Json -Compress"
+
+_COMPUTER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_NETWORK_ID = re.compile(r"[0-9A-Fa-f-]{36}")
+
+
+def powershell(*statements: str) -> str:
+    return call(
+        "powershell.exe", "-NoProfile", "-NonInteractive", "-Command", "; ".join(statements)
+    )
+
+
+def rename_computer(name: str) -> str:
+    if not _COMPUTER_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name} is no name for a computer.", "Use letters, digits and dashes, at most 63."
+        )
+    return powershell(f"Rename-Computer -NewName '{name}' -Force")
+
+
+def remove_network(network_id: str) -> str:
+    if not _NETWORK_ID.fullmatch(network_id):
+        raise InvalidInput(f"{network_id} is no id of a network.")
+    return powershell(
+        f"Get-HnsNetwork | Where-Object {{ $_.Id -eq '{network_id}' }} | Remove-HnsNetwork"
+    )
+
+
+def read_networks(text: str) -> tuple[Network, ...]:
+    """One object, a list of them, or nothing at all where there are none."""
+    if not text.strip():
+        return ()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OddAnswer(f"Get-HnsNetwork printed no JSON: {text.strip()[:200]}.") from error
+    networks = found if isinstance(found, list) else [found]
+    return tuple(map(_network, networks))
+
+
+def _network(found: Any) -> Network:
+    if not isinstance(found, Mapping):
+        raise OddAnswer(f"Get-HnsNetwork listed something that is no network: {found!r:.200}.")
+    values = {str(key).lower(): value for key, value in found.items()}
+    return Network(*(str(values.get(key) or "") for key in ("id", "name", "type")))

@@ -1,0 +1,274 @@
+r"""An instance over SSH: scripts run there, and files put and got.
+
+One connection each, made when it is first needed and again after it was lost. Keys only, no
+passwords. Whatever goes wrong on the way is a sentence that begins with the instance's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from types import TracebackType
+from typing import Self
+
+import asyncssh
+
+from winpod.instances.errors import Unreachable
+from winpod.instances.remote.host_keys import HostKeys
+from winpod.instances.remote.login import Login, log_in
+from winpod.instances.remote.scripts import (
+    Section,
+    batch,
+    decode,
+    in_sections,
+    last_line,
+    read_sections,
+)
+from winpod.windows.errors import WinpodError
+
+CONNECT_SECONDS = 20.0
+RUN_SECONDS = 300.0
+TIDY_SECONDS = 5.0
+SWEEP_SECONDS = 86400.0
+TEMPORARY = r"C:\Windows\Temp"
+SCRIPT = "winpod-"
+NEW = ".winpod-new"
+
+Progress = Callable[[int, int], None]
+"""Bytes so far, and bytes in all."""
+
+
+class TransferFailed(WinpodError):
+    """A file did not get to the instance, or not from it."""
+
+    code = "ABORTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a script printed; a code of 0 proves nothing."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def last_line(self) -> str:
+        return last_line(f"{self.output}\n{self.errors}")
+
+
+class Host:
+    """An instance that is spoken to. Used in `async with`, which closes the connection."""
+
+    def __init__(self, login: Login, key: asyncssh.SSHKey, host_keys: HostKeys) -> None:
+        self.login = login
+        self.name = login.name
+        self._key = key
+        self._host_keys = host_keys
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self._sftp: asyncssh.SFTPClient | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def opened_with(self, key: asyncssh.SSHKey) -> Host:
+        """The same instance, for whoever has another key."""
+        return Host(self.login, key, self._host_keys)
+
+    async def close(self) -> None:
+        connection, self._connection, self._sftp = self._connection, None, None
+        if connection is None:
+            return
+        connection.close()
+        try:
+            async with asyncio.timeout(TIDY_SECONDS):
+                await connection.wait_closed()
+        except (TimeoutError, OSError, asyncssh.Error):
+            connection.abort()
+
+    async def connect(self, seconds: float = CONNECT_SECONDS) -> asyncssh.SSHClientConnection:
+        if self._connection is None or self._connection.is_closed():
+            self._sftp = None
+            self._connection = await log_in(self.login, self._key, self._host_keys, seconds)
+        return self._connection
+
+    async def run(self, lines: Iterable[str], seconds: float = RUN_SECONDS) -> Answer:
+        """Run a batch file of these lines, and forget it."""
+        return await self._run(batch(lines), seconds)
+
+    async def ask(
+        self, parts: Iterable[Sequence[str]], seconds: float = RUN_SECONDS
+    ) -> list[Section]:
+        """Run several parts in one go, and tell what each printed."""
+        listed = list(parts)
+        script, mark = in_sections(listed)
+        answer = await self._run(script, seconds)
+        try:
+            return read_sections(answer.output, mark, len(listed))
+        except WinpodError as error:
+            more = f" {last_line(answer.errors)}." if answer.errors.strip() else ""
+            raise type(error)(f"{self.name}: {error.sentence}{more}", error.advice) from error
+
+    async def put(self, path: str, content: bytes | Path, progress: Progress | None = None) -> None:
+        """Write a file as it is; `path` is a Windows path in a directory that exists."""
+        async with self._files(f"{path} could not be written") as sftp:
+            if isinstance(content, bytes):
+                async with sftp.open(to_sftp(path), "wb") as file:
+                    await file.write(content)
+            else:
+                await sftp.put(
+                    content, to_sftp(path), sparse=False, progress_handler=_telling(progress)
+                )
+
+    async def get(self, path: str) -> bytes | None:
+        """The content of a file, or None where there is none."""
+        async with self._files(f"{path} could not be read") as sftp:
+            try:
+                async with sftp.open(to_sftp(path), "rb") as file:
+                    content: bytes = await file.read()
+                    return content
+            except asyncssh.SFTPNoSuchFile:
+                return None
+
+    async def names_in(self, path: str) -> list[str]:
+        """The names in a directory; none where there is no directory."""
+        async with self._files(f"{path} could not be listed") as sftp:
+            try:
+                names = await sftp.listdir(to_sftp(path))
+            except asyncssh.SFTPNoSuchFile:
+                return []
+            return sorted(str(name) for name in names if name not in (".", ".."))
+
+    async def tail(self, path: str, size: int) -> bytes:
+        """The last bytes of a file; nothing where there is none."""
+        async with self._files(f"{path} could not be read") as sftp:
+            try:
+                async with sftp.open(to_sftp(path), "rb") as file:
+                    whole = (await file.stat()).size or 0
+                    content: bytes = await file.read(size, max(0, whole - size))
+                    return content
+            except asyncssh.SFTPNoSuchFile:
+                return b""
+
+    async def sweep(self, older_than: float = SWEEP_SECONDS) -> None:
+        """Remove scripts that somebody left who was killed, or who restarted the host."""
+        async with self._files(f"{TEMPORARY} could not be swept") as sftp:
+            found = await sftp.readdir(to_sftp(TEMPORARY))
+        for entry in found:
+            name = str(entry.filename)
+            is_old = (entry.attrs.mtime or 0) < time.time() - older_than
+            if name.startswith(SCRIPT) and is_old:
+                await self.remove(rf"{TEMPORARY}\{name}")
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        async with self._files(f"{path} could not be removed") as sftp:
+            with suppress(asyncssh.SFTPNoSuchFile):
+                await sftp.remove(to_sftp(path))
+
+    async def _run(self, script: bytes, seconds: float) -> Answer:
+        path = rf"{TEMPORARY}\{SCRIPT}{secrets.token_hex(8)}.cmd"
+        try:
+            await self.put(path, script)
+            return await self._execute(f"cmd.exe /d /c {path}", seconds)
+        finally:
+            await self.tidy(path)
+
+    async def _execute(self, command: str, seconds: float) -> Answer:
+        connection = await self.connect()
+        try:
+            async with asyncio.timeout(seconds), _process(connection, command) as process:
+                output, errors = await process.communicate()
+                await process.wait_closed()
+        except TimeoutError as error:
+            raise Unreachable(
+                f"{self.name}: a command had not ended after {seconds:.0f} seconds.",
+                "See what the machine is busy with, and try again.",
+            ) from error
+        except (OSError, asyncssh.Error) as error:
+            raise self._lost(error) from error
+        code = process.returncode
+        if code is None:
+            raise self._lost(EOFError("the connection ended before the command did"))
+        return Answer(code, decode(output or b""), decode(errors or b""))
+
+    async def tidy(self, path: str) -> None:
+        """Remove a file even when the caller is cancelled; a host that is lost keeps it."""
+        if self._connection is None or self._connection.is_closed():
+            return
+        removal = asyncio.ensure_future(asyncio.wait_for(self.remove(path), TIDY_SECONDS))
+        with suppress(WinpodError, TimeoutError):
+            await asyncio.shield(removal)
+
+    @asynccontextmanager
+    async def _files(self, failure: str) -> AsyncIterator[asyncssh.SFTPClient]:
+        connection = await self.connect()
+        try:
+            if self._sftp is None:
+                self._sftp = await connection.start_sftp_client()
+            yield self._sftp
+        except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
+            raise self._lost(error) from error
+        except asyncssh.SFTPError as error:
+            raise TransferFailed(
+                f"{self.name}: {failure}: {_reason(error)}.",
+                _what_to_do(error),
+            ) from error
+        except (OSError, asyncssh.Error) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> Unreachable:
+        if self._connection is not None:
+            self._connection.abort()
+        self._connection, self._sftp = None, None
+        return Unreachable(
+            f"{self.name}: the connection to {self.login.address} was lost: {error}.",
+            "What was done stays done; run the same again to go on.",
+        )
+
+
+def _telling(progress: Progress | None) -> asyncssh.sftp.SFTPProgressHandler:
+    return progress and (lambda _from, _to, done, size: progress(done, size))
+
+
+def to_sftp(path: str) -> str:
+    r"""`C:\k\bin` as OpenSSH for Windows names it: `/C:/k/bin`."""
+    return f"/{PureWindowsPath(path).as_posix()}"
+
+
+@asynccontextmanager
+async def _process(
+    connection: asyncssh.SSHClientConnection, command: str
+) -> AsyncIterator[asyncssh.SSHClientProcess[bytes]]:
+    process = await connection.create_process(command, stdin=asyncssh.DEVNULL, encoding=None)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def _reason(error: asyncssh.SFTPError) -> str:
+    return error.reason.rstrip(".") or "the instance did not say why"
+
+
+def _what_to_do(error: asyncssh.SFTPError) -> str:
+    if isinstance(error, asyncssh.SFTPPermissionDenied):
+        return "See that the user is an administrator, and that no program holds the file."
+    if isinstance(error, asyncssh.SFTPNoSpaceOnFilesystem | asyncssh.SFTPQuotaExceeded):
+        return "Make room on drive C:, and run the same again."
+    if isinstance(error, asyncssh.SFTPNoSuchFile):
+        return "See that its directory is there."
+    return "See that drive C: has room and that no program holds the file."

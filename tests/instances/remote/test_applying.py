@@ -1,0 +1,204 @@
+"""Making an instance what it should be, against a stand-in of Windows over real SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
+from tests.instances.ssh_server import SshServer, ssh_server
+from winpod.instances.errors import ContainerdNotRunning, StepFailed
+from winpod.instances.remote import acting, rebooting
+from winpod.instances.remote.applying import apply, plan, plan_removal, read, remove
+from winpod.instances.remote.ssh import Host
+from winpod.instances.rules.desired import Desired, WantedService, written
+from winpod.instances.rules.steps import Do
+from winpod.windows.errors import WinpodError
+
+LINE = r'"C:\k\bin\kubelet.exe" --label="a b" --100%done --and=&|<>^'
+DESIRED = Desired(
+    version="1.0.0",
+    hostname="web-1",
+    features=("Containers",),
+    directories=(r"C:\k", r"C:\k\bin", r"C:\k\containerd", r"C:\var", r"C:\var\log"),
+    owned=(r"C:\k\bin", r"C:\k\containerd"),
+    files=(
+        written(r"C:\k\bin\containerd.exe", b"containerd", ("containerd",)),
+        written(r"C:\k\bin\crictl.exe", b"crictl"),
+        written(r"C:\k\containerd\secret", b"s3cret", is_secret=True),
+        written(r"C:\k\winpod-version", "1.0.0"),
+    ),
+    services=(
+        WantedService("containerd", r"C:\k\bin\containerd.exe --run-service"),
+        WantedService("kubelet", LINE, ("containerd",), "The kubelet", (10_000,), 300),
+    ),
+    networks=("winpod",),
+    images=("registry.example/pause:1",),
+)
+
+
+@asynccontextmanager
+async def windows(
+    folder: Path, **known: object
+) -> AsyncIterator[tuple[ScriptedWindows, SshServer, Host]]:
+    machine = ScriptedWindows(folder, **known)  # type: ignore[arg-type]
+    async with ssh_server(folder, machine.reply) as server, server.host() as host:
+        yield machine, server, host
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebooting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(acting, "POLL_SECONDS", 0.01)
+
+
+async def test_an_instance_is_made_what_it_should_be_and_the_second_run_does_nothing(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    async with windows(tmp_path) as (machine, server, host):
+        planned = await plan(host, DESIRED)
+        assert planned[0].do is Do.RENAME_HOST
+        state = await apply(host, DESIRED, told.append)
+        assert await plan(host, DESIRED) == ()
+        before = len(machine.called)
+        again: list[str] = []
+        assert await apply(host, DESIRED, again.append) == state
+    assert again == []
+    assert {words[0] for words in machine.called[before:]} <= {
+        "chcp.com", "reg.exe", "powershell.exe", "dism.exe", "type", "dir", "certutil.exe",
+        "sc.exe", r"C:\k\bin\crictl.exe",
+    }  # fmt: skip
+    assert machine.hostname == "web-1"
+    assert machine.services["kubelet"].line == LINE
+    assert machine.services["kubelet"].state == "RUNNING"
+    assert machine.images == ["registry.example/pause:1"]
+    assert server.local(r"C:\k\bin\containerd.exe").read_bytes() == b"containerd"
+    assert any("restart the host" in line for line in told)
+    assert not list(server.local(r"C:\Windows\Temp").iterdir())
+
+
+async def test_secrets_are_in_no_command_script_or_word_that_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with windows(tmp_path) as (_machine, server, host):
+        await apply(host, DESIRED, told.append)
+    assert server.local(r"C:\k\containerd\secret").read_text() == "s3cret"
+    assert "s3cret" not in "".join([*told, *server.commands, *server.scripts])
+
+
+async def test_a_run_that_is_cut_off_again_and_again_is_finished_by_the_next(
+    tmp_path: Path,
+) -> None:
+    class CutOff(WinpodError):
+        pass
+
+    scripts, cut = 0, 0
+    async with windows(tmp_path / "whole") as (_, server, host):
+        await apply(host, DESIRED, print)
+        scripts = len(server.scripts)
+    async with windows(tmp_path / "cut") as (machine, server, host):
+        run = host._run
+
+        async def once(script: bytes, seconds: float) -> object:
+            nonlocal cut
+            cut += 1
+            if cut % 4 == 0:
+                raise CutOff("the laptop was closed.")
+            return await run(script, seconds)
+
+        host._run = once  # type: ignore[method-assign, assignment]
+        for _ in range(scripts):
+            try:
+                await apply(host, DESIRED, print)
+            except CutOff:
+                continue
+            break
+        host._run = run  # type: ignore[method-assign]
+        assert await plan(host, DESIRED) == ()
+    assert machine.services["kubelet"].state == "RUNNING"
+
+
+async def test_a_program_that_says_yes_and_does_nothing_is_a_failed_step(tmp_path: Path) -> None:
+    async with windows(tmp_path, stubborn={"move"}) as (_, _server, host):
+        with pytest.raises(StepFailed) as caught:
+            await apply(host, DESIRED, print)
+    sentence = str(caught.value)
+    assert sentence.startswith(r"win-1: could not put the file C:\k\bin\containerd.exe: expected")
+    assert "found no such file" in sentence
+    assert "the service containerd holds the file" in sentence
+
+
+async def test_containerd_that_does_not_start_is_told_with_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
+    async with windows(tmp_path, does_not_start={"containerd"}) as (_, server, host):
+        log = server.local(r"C:\var\log\containerd\containerd.log")
+        log.parent.mkdir(parents=True)
+        log.write_text("x" * 20_000 + '\nlevel=fatal msg="no plugin"\n')
+        with pytest.raises(ContainerdNotRunning) as caught:
+            await apply(host, DESIRED, print)
+    assert str(caught.value).startswith("win-1: containerd is not running: expected running")
+    assert 'msg="no plugin"' in str(caught.value)
+
+
+async def test_everything_of_ours_is_removed_and_what_is_not_stays(tmp_path: Path) -> None:
+    docker = ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING")
+    async with windows(tmp_path, services={"docker": docker}) as (machine, server, host):
+        await apply(host, DESIRED, print)
+        machine.networks = [
+            {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a01", "Name": "winpod", "Type": "overlay"},
+            {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"},
+        ]
+        server.local(r"C:\var\log\theirs").touch()
+        await remove(host, DESIRED, print)
+        assert await plan_removal(host, DESIRED) == ()
+        assert list(machine.services) == ["docker"]
+        assert [network["Name"] for network in machine.networks] == ["nat"]
+        assert not server.local(r"C:\k").exists()
+        assert server.local(r"C:\var\log\theirs").exists()
+
+
+async def test_old_scripts_are_swept_and_young_ones_are_left_to_their_runs(tmp_path: Path) -> None:
+    async with windows(tmp_path) as (_, server, host):
+        temporary = server.local(r"C:\Windows\Temp")
+        for name in ("winpod-old.cmd", "winpod-young.cmd", "theirs.cmd"):
+            (temporary / name).touch()
+        os.utime(temporary / "winpod-old.cmd", (0, 0))
+        os.utime(temporary / "theirs.cmd", (0, 0))
+        await host.sweep()
+        assert sorted(one.name for one in temporary.iterdir()) == ["theirs.cmd", "winpod-young.cmd"]
+
+
+async def test_a_run_that_is_cancelled_leaves_no_half_file(tmp_path: Path) -> None:
+    async with windows(tmp_path) as (_, server, host):
+        await apply(host, replace(DESIRED, files=(), services=(), images=()), print)
+        source = tmp_path / "large"
+        with source.open("wb") as file:
+            file.truncate(8 << 20)
+        large = replace(
+            DESIRED.files[0], source=source, content=None, sha256="0" * 64, size=8 << 20
+        )
+        desired = replace(DESIRED, files=(large,), services=(), images=())
+        running = asyncio.create_task(apply(host, desired, print))
+        new = server.local(r"C:\k\bin\containerd.exe.winpod-new")
+        for _ in range(2000):
+            if new.exists():
+                break
+            await asyncio.sleep(0.005)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not new.exists()
+
+
+async def test_a_state_has_what_was_asked_for(tmp_path: Path) -> None:
+    async with windows(tmp_path) as (machine, _, host):
+        state = await read(host, DESIRED)
+    assert state.hostname == machine.hostname
+    assert state.free_bytes == machine.free

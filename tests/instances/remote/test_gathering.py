@@ -1,0 +1,72 @@
+"""What is collected from an instance, and what is not."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
+from tests.instances.ssh_server import ssh_server
+from winpod.instances.errors import Unreachable
+from winpod.instances.remote.gathering import gather, without_secrets
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+async def test_an_archive_has_logs_state_events_and_no_secrets(tmp_path: Path) -> None:
+    machine = ScriptedWindows(tmp_path, features={"Containers": "Enabled"})
+    machine.services["docker"] = ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING")
+    files = {
+        r"C:\k\containerd\containerd.toml": 'root = "C:"\npassword = "hunter2"\n',
+        r"C:\k\kubelet\bootstrap.kubeconfig": "token: hunter3",
+        r"C:\var\log\containerd\containerd.log": "started\n",
+        r"C:\var\log\kubelet\kubelet.log": "Bearer hunter4\nabcdef.0123456789abcdef\n",
+    }
+    async with ssh_server(tmp_path, machine.reply) as server, server.host() as host:
+        for path, text in files.items():
+            server.local(path).parent.mkdir(parents=True, exist_ok=True)
+            server.local(path).write_text(text)
+        made = await gather(host, tmp_path / "found.tar.gz", print)
+    with tarfile.open(made) as archive:
+        found = {
+            name.partition("/")[2]: archive.extractfile(name).read().decode()  # type: ignore[union-attr]
+            for name in archive.getnames()
+        }
+    assert json.loads(found["state.json"])["services"]["docker"]["state"] == "running"
+    assert found["C/var/log/containerd/containerd.log"] == "started\n"
+    assert "stopped state" in found["events.txt"]
+    assert "kube-proxy.yaml: there is no such file" in found["missing.txt"]
+    whole = "".join(found.values())
+    assert "hunter" not in whole
+    assert "0123456789abcdef" not in whole
+    assert names_in(tmp_path) == ["C:", "found.tar.gz"]
+
+
+async def test_an_instance_that_is_not_there_leaves_no_archive(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    async with ssh_server(tmp_path) as server, server.host(port=unused_tcp_port) as host:
+        with pytest.raises(Unreachable):
+            await gather(host, tmp_path / "found.tar.gz", print)
+    assert names_in(tmp_path) == ["C:"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('"auth": "aGVsbG8="', '"auth": "(left out)"'),
+        ("password: hunter2", 'password: "(left out)"'),
+        ("client-key-data: aGVsbG8=", 'client-key-data: "(left out)"'),
+        ('"auth": {', '"auth": {'),
+        ("serializeToken = false", "serializeToken = false"),
+        ("a plain line about tokens", "a plain line about tokens"),
+        ("--bootstrap abcdef.0123456789abcdef", "--bootstrap (left out)"),
+    ],
+)
+def test_what_looks_like_a_secret_is_left_out(text: str, left: str) -> None:
+    assert without_secrets(text) == left

@@ -1,0 +1,206 @@
+"""An instance over SSH: what is sent, what is left behind, and what is said when it goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from tests.instances.ssh_server import ssh_server
+from winpod.instances.errors import HostKeyChanged, LoginRefused, Unreachable
+from winpod.instances.remote.host_keys import KeysInFile, KeysInMemory
+from winpod.instances.remote.login import read_key
+from winpod.instances.remote.ssh import TransferFailed
+from winpod.windows.errors import InvalidInput
+
+TEMPORARY = "C:/Windows/Temp"
+
+
+async def test_a_script_is_run_by_name_and_leaves_no_file(tmp_path: Path) -> None:
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        del script
+        return b"hello\r\n", b"beware\r\n", 7
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        answer = await host.run(["echo hello & rem a secret: s3cret"])
+    assert (answer.code, answer.output, answer.errors) == (7, "hello\n", "beware\n")
+    assert re.fullmatch(
+        r"cmd\.exe /d /c C:\\Windows\\Temp\\winpod-[0-9a-f]{16}\.cmd", server.commands[0]
+    )
+    assert "s3cret" not in server.commands[0]
+    assert "s3cret" in server.scripts[0]
+    assert not list(server.local(TEMPORARY).iterdir())
+
+
+async def test_several_questions_are_one_script_and_answers_come_apart(tmp_path: Path) -> None:
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        mark = re.findall(r"##\w+", script)[0]
+        return f"one{mark} 0\r\n{mark} 1060\r\ntwo\r\n{mark} -5\r\n".encode(), b"", 0
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        found = await host.ask([("a",), ("b", "c"), ("d",)])
+    assert [(section.text, section.code) for section in found] == [
+        ("one", 0),
+        ("", 1060),
+        ("two\n", -5),
+    ]
+    assert len(server.scripts) == 1
+
+
+async def test_an_answer_that_breaks_off_is_a_sentence(tmp_path: Path) -> None:
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        del script
+        return b"The system is shutting down\r\n", b"", 1
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        with pytest.raises(Unreachable, match=r"broke off.*shutting down"):
+            await host.ask([("a",)])
+
+
+async def test_files_are_put_got_listed_and_removed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.truncate(300_000)  # a hole: it must arrive as zeros
+    told: list[tuple[int, int]] = []
+    async with ssh_server(tmp_path / "host") as server, server.host() as host:
+        await host.put(r"C:\Windows\a.txt", b"abc")
+        await host.put(r"C:\Windows\b.exe", source, lambda *now: told.append(now))
+        assert await host.get(r"C:\Windows\a.txt") == b"abc"
+        assert await host.get(r"C:\Windows\none") is None
+        assert await host.names_in(r"C:\Windows") == ["Temp", "a.txt", "b.exe"]
+        assert await host.names_in(r"C:\none") == []
+        await host.remove(r"C:\Windows\a.txt")
+        await host.remove(r"C:\Windows\a.txt")
+    assert server.local("C:/Windows/b.exe").read_bytes() == source.read_bytes()
+    assert not server.local("C:/Windows/a.txt").exists()
+    assert told[-1] == (300_000, 300_000)
+
+
+async def test_a_file_that_cannot_be_put_is_a_sentence(tmp_path: Path) -> None:
+    async with ssh_server(tmp_path) as server, server.host() as host:
+        with pytest.raises(TransferFailed, match=r"win-1: C:\\none\\a could not.*directory"):
+            await host.put(r"C:\none\a", b"abc")
+
+
+async def test_a_host_is_trusted_once_and_then_pinned(tmp_path: Path) -> None:
+    keys = KeysInFile(tmp_path / "config" / "host_keys")
+    async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
+        await host.run([])
+    key, port, pinned = server.key, server.port, keys.known("win-1")
+    assert pinned
+    async with ssh_server(tmp_path, port=port) as server:
+        server.key = key
+        async with server.host(host_keys=keys) as host:
+            with pytest.raises(
+                HostKeyChanged, match=r"win-1: another machine .* SHA256:.* SHA256:"
+            ):
+                await host.run([])
+        assert keys.known("win-1") == pinned
+        assert keys.forget("win-1") == pinned
+        async with server.host(host_keys=keys) as host:
+            await host.run([])
+        assert keys.known("win-1") not in (None, pinned)
+
+
+async def test_a_pinned_key_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    keys = KeysInMemory()
+    keys.remember("win-1", "ssh-ed25519 nonsense")
+    async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
+        with pytest.raises(InvalidInput, match="win-1: the host key that was pinned"):
+            await host.run([])
+
+
+async def test_a_host_that_lets_nobody_in_is_not_pinned(tmp_path: Path) -> None:
+    keys = KeysInMemory()
+    async with ssh_server(tmp_path) as server:
+        for wrong in (
+            server.host(host_keys=keys, key=asyncssh.generate_private_key("ssh-ed25519")),
+            server.host(host_keys=keys, user="root"),
+        ):
+            async with wrong as host:
+                with pytest.raises(LoginRefused, match=r"win-1: 127\.0\.0\.1 does not let"):
+                    await host.run([])
+    assert keys.known("win-1") is None
+
+
+async def test_a_key_of_another_kind_at_a_pinned_host_is_a_changed_host_key(tmp_path: Path) -> None:
+    keys = KeysInMemory()
+    other = asyncssh.generate_private_key("ecdsa-sha2-nistp256")
+    async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
+        await host.run([])
+    async with ssh_server(tmp_path, host_key=other) as server, server.host(host_keys=keys) as host:
+        with pytest.raises(HostKeyChanged, match="win-1"):
+            await host.run([])
+
+
+async def test_a_dead_host_is_a_sentence(tmp_path: Path, unused_tcp_port: int) -> None:
+    async with ssh_server(tmp_path) as server, server.host(port=unused_tcp_port) as host:
+        with pytest.raises(Unreachable, match=r"win-1: \S+ port \d+ cannot .*: Connection refused"):
+            await host.run([])
+
+
+async def test_a_host_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(wait, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with ssh_server(tmp_path) as server, server.host(port=port) as host:
+        with pytest.raises(Unreachable, match="nobody answered"):
+            await host.connect(0.2)
+    silent.close()
+
+
+async def test_a_host_that_dies_in_a_script_is_a_sentence_and_the_next_script_connects_again(
+    tmp_path: Path,
+) -> None:
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        if "die" in script:
+            server.connections[-1].abort()
+        return b"ok", b"", 0
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        with pytest.raises(Unreachable, match=r"win-1: the connection to \S+ was lost"):
+            await host.run(["die"])
+        assert (await host.run(["live"])).output == "ok"
+    assert len(server.connections) == 2
+
+
+async def test_a_script_that_takes_too_long_or_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    asleep = asyncio.Event()
+
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        if "sleep" in script:
+            asleep.set()
+            await asyncio.sleep(60)
+        return b"ok", b"", 0
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        with pytest.raises(Unreachable, match="had not ended after 0 seconds"):
+            await host.run(["sleep"], seconds=0.1)
+        asleep.clear()
+        running = asyncio.create_task(host.run(["sleep"]))
+        await asleep.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await host.run(["live"])).output == "ok"
+        assert not list(server.local(TEMPORARY).iterdir())
+
+
+def test_keys_that_are_none_or_need_a_passphrase_are_sentences() -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    assert read_key(key.export_private_key()) == key
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_key(b"no key")
+    with pytest.raises(InvalidInput, match="Passphrase"):
+        read_key(key.export_private_key("pkcs8-pem", "secret"))
+
+
+def test_keys_in_a_file_that_cannot_be_read_are_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        KeysInFile(tmp_path).known("win-1")
