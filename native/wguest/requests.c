@@ -36,6 +36,13 @@ static int unmount_it(char **words, struct answer *answer)
     return umount2(words[0], MNT_DETACH) ? errno : 0;
 }
 
+/* PATH, with all that was written there; not while something is still open */
+static int eject(char **words, struct answer *answer)
+{
+    (void)answer;
+    return umount2(words[0], 0) ? errno : 0;
+}
+
 /* PATH, and what is missing above it */
 static int make_directories(char **words, struct answer *answer)
 {
@@ -67,6 +74,13 @@ static int change_owner(char **words, struct answer *answer)
     return lchown(words[0], owner, owner) ? errno : 0;
 }
 
+/* PATH MODE */
+static int change_mode(char **words, struct answer *answer)
+{
+    (void)answer;
+    return chmod(words[0], (mode_t)strtoul(words[1], NULL, 8)) ? errno : 0;
+}
+
 /* PATH TEXT */
 static int write_text(char **words, struct answer *answer)
 {
@@ -80,14 +94,17 @@ static int write_text(char **words, struct answer *answer)
     return error;
 }
 
-/* PATH */
+/* PATH [MOST] */
 static int read_file(char **words, struct answer *answer)
 {
     int file = open(words[0], O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return errno;
     ssize_t now;
-    while ((now = read(file, answer->data + answer->size, MOST_BYTES - answer->size)) > 0)
+    size_t most = words[1] ? strtoul(words[1], NULL, 10) : MOST_BYTES;
+    if (most > MOST_BYTES)
+        most = MOST_BYTES;
+    while ((now = read(file, answer->data + answer->size, most - answer->size)) > 0)
         answer->size += (size_t)now;
     int error = now < 0 ? errno : 0;
     close(file);
@@ -136,6 +153,13 @@ static int start(char **words, struct answer *answer)
     return start_shell(words);
 }
 
+/* RESULT COMMAND... */
+static int run(char **words, struct answer *answer)
+{
+    (void)answer;
+    return run_program(words[0], words + 1);
+}
+
 /* NAME */
 static int kill_it(char **words, struct answer *answer)
 {
@@ -165,16 +189,19 @@ static const struct {
     {"ping", 0, 0, ping},
     {"mount", 5, 5, mount_it},
     {"unmount", 1, 1, unmount_it},
+    {"eject", 1, 1, eject},
     {"mkdir", 1, 1, make_directories},
     {"rmdir", 1, 1, remove_directory},
     {"chown", 2, 2, change_owner},
+    {"chmod", 2, 2, change_mode},
     {"write", 2, 2, write_text},
-    {"read", 1, 1, read_file},
+    {"read", 1, 2, read_file},
     {"clock", 1, 1, set_clock},
     {"stir", 1, 1, stir},
     {"address", 3, 3, address},
     {"route", 1, 1, route},
     {"start", 8, MOST_WORDS, start},
+    {"run", 2, MOST_WORDS, run},
     {"kill", 1, 1, kill_it},
     {"mount-inside", 3, 3, mount_inside},
     {"rename-inside", 2, 2, rename_inside},

@@ -20,6 +20,7 @@ int start_shell(char **words);
 int kill_shell(const char *name);
 int mount_in_shell(const char *name, const char *source, const char *target);
 int rename_in_shell(const char *name, const char *hostname);
+int run_program(const char *result, char **command);
 int set_address(const char *interface, const char *address, const char *prefix);
 int set_route(const char *gateway);
 
