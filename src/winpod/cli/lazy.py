@@ -26,6 +26,7 @@ COMMANDS = {
     "rm": "Remove containers that have ended.",
     "inspect": "Tell all that is known about containers, as JSON.",
     "stats": "Show what containers use.",
+    "update": "Change the limits of containers while they run; a microVM grows with what is in it.",
     "image": "Make Windows images and look into them.",
     "pull": "Pull a Windows image for a handler: the manifest that its build runs, and its layers.",
     "images": "List the images that were pulled: each name, for each handler.",

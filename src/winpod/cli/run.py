@@ -22,6 +22,7 @@ from winpod.cli.run_options import (
     describe_ports,
     describe_stdio,
     hostname_for,
+    parse_annotation,
     parse_cpus,
     parse_env_file,
     parse_memory,
@@ -107,6 +108,10 @@ def command(
     host_build: Annotated[
         str, typer.Option("--host-build", metavar="BUILD", help="The Windows to be: 2022, 2019.")
     ] = "",
+    annotation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="For the pod and the container: io.microsoft..."),
+    ] = None,
     root: Root = None,
 ) -> None:
     """Run a Windows container, with its output and its exit code.
@@ -131,6 +136,7 @@ def command(
         variables = [pair for file in env_file or () for pair in _read_env_file(file)]
         variables += [parse_variable(text, os.environ) for text in env or ()]
         ports = [parse_port(text) for text in publish or ()]
+        annotations = dict(parse_annotation(text) for text in annotation or ())
         count, maximum = parse_cpus(cpus, len(os.sched_getaffinity(0)))
         asked = _Asked(
             image,
@@ -144,7 +150,8 @@ def command(
                 dns_config=api.DNSConfig(servers=[check_address(text) for text in dns or ()]),
                 port_mappings=ports,
                 labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if remove else {})},
-                annotations={PORTS_ANNOTATION: describe_ports(ports)} if ports else {},
+                annotations=annotations
+                | ({PORTS_ANNOTATION: describe_ports(ports)} if ports else {}),
             ),
             api.ContainerConfig(
                 metadata=api.ContainerMetadata(name=_CONTAINER),
@@ -158,7 +165,7 @@ def command(
                 stdin_once=interactive and not detach,
                 tty=tty,
                 labels={RUN_LABEL: name},
-                annotations={STDIO_ANNOTATION: describe_stdio(interactive, tty)},
+                annotations=annotations | {STDIO_ANNOTATION: describe_stdio(interactive, tty)},
                 windows=api.WindowsContainerConfig(
                     resources=api.WindowsContainerResources(
                         cpu_count=count,

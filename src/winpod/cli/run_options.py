@@ -38,6 +38,13 @@ def parse_env_file(text: str, own: Mapping[str, str]) -> list[api.KeyValue]:
     return [parse_variable(line, own) for line in lines if line and not line.startswith("#")]
 
 
+def parse_annotation(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not key or not sign:
+        raise InvalidInput(f'"{text}" is not an annotation.', "Write KEY=VALUE.")
+    return key, value
+
+
 def parse_mount(text: str) -> api.Mount:
     source, _, rest = text.partition(":")
     destination = rest.removesuffix(":ro").removesuffix(":rw")

@@ -134,6 +134,9 @@ class Backend(Protocol):
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
 
+    async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
+        """What a sandbox has as a whole, where it has that; a zero leaves it as it is."""
+
     async def make(self, asked: ContainerParts) -> None: ...
 
     async def start(self, container: str) -> None: ...

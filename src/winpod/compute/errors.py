@@ -125,6 +125,27 @@ class MachineFailed(WinpodError):
         super().__init__(f"the pod's microVM: {why}.")
 
 
+class GuestTooSmall(WinpodError):
+    """More is asked of a pod's microVM than this machine can give it."""
+
+    code = "OUT_OF_RANGE"
+
+    def __init__(self, memory: int, processors: int, most_memory: int, most: int) -> None:
+        asked = " and ".join(
+            words
+            for number, words in (
+                (memory, f"{memory >> 20} MiB of memory"),
+                (processors, f"{processors} processors"),
+            )
+            if number
+        )
+        super().__init__(
+            f"the pod's microVM would need {asked}, and can have {most_memory >> 20} MiB and "
+            f"{most} processors here.",
+            "Ask for less, or run the pod on a larger machine.",
+        )
+
+
 class MachineGone(Unavailable):
     """A pod's microVM has ended, or says nothing any more."""
 

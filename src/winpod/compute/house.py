@@ -65,6 +65,9 @@ class House(Protocol):
 
     async def limit(self, room: Room, limits: Enforced) -> None: ...
 
+    async def resize(self, sandbox: Path, memory_bytes: int, processors: int) -> None:
+        """What a sandbox has as a whole, where it has that; a zero leaves it as it is."""
+
     async def usage(self, room: Room) -> Usage: ...
 
     async def kill(self, place: Path) -> None:

@@ -146,6 +146,9 @@ class ShellHouse:
     async def until_up(self, room: Room) -> None:
         await self._shells.until_up(room)
 
+    async def resize(self, sandbox: Path, memory_bytes: int, processors: int) -> None:
+        """Windows limits containers only."""
+
     async def limit(self, room: Room, limits: Enforced) -> None:
         await asyncio.to_thread(_limit, room, limits)
 

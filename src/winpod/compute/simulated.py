@@ -111,6 +111,9 @@ class SimulatedBackend:
     async def remove_sandbox(self, sandbox: str) -> None:
         del sandbox
 
+    async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
+        del sandbox, memory_bytes, processors
+
     async def make(self, asked: ContainerParts) -> None:
         self._made[asked.id] = asked
 

@@ -105,6 +105,10 @@ class WineBackend:
         await self._house(folder).leave(folder)
         await self._leavings.take(folder)
 
+    async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
+        folder = self._sandbox(sandbox)
+        await self._house(folder).resize(folder, memory_bytes, processors)
+
     async def make(self, asked: ContainerParts) -> None:
         sandbox_folder, folder = self._sandbox(asked.sandbox), self._folder(asked.id)
         house = self._house(sandbox_folder)

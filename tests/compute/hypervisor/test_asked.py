@@ -19,7 +19,7 @@ _BACKED = "io.microsoft.virtualmachine.fullyphysicallybacked"
 
 
 def test_a_pod_that_asks_for_nothing_has_a_gibibyte_on_demand() -> None:
-    assert machine_asked({}) == MachineAsked(DEFAULT_MEMORY)
+    assert machine_asked({}).memory == DEFAULT_MEMORY
     assert DEFAULT_MEMORY == 1024 * MIB
 
 
@@ -86,4 +86,4 @@ def test_the_machine_limits_a_guest_of_two_processors(
 ) -> None:
     limits = host_limits(asked, 2)
     assert (limits.cpu_quota_us, limits.cpu_shares) == (quota, shares)
-    assert limits.memory_bytes == asked.memory_bytes + OVERHEAD
+    assert limits.memory_bytes == asked.memory + OVERHEAD

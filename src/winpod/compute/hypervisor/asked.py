@@ -30,13 +30,17 @@ class MachineAsked:
     start, and stays.
     """
 
-    memory_bytes: int = DEFAULT_MEMORY
+    memory_bytes: int = 0
     processors: int = 0
     limit: int = 0
     weight: int = 0
     reserved: bool = False
     disk_bytes_per_second: int = 0
     disk_operations_per_second: int = 0
+
+    @property
+    def memory(self) -> int:
+        return self.memory_bytes or DEFAULT_MEMORY
 
 
 def machine_asked(annotations: Mapping[str, str]) -> MachineAsked:
@@ -45,7 +49,7 @@ def machine_asked(annotations: Mapping[str, str]) -> MachineAsked:
     overcommit = _flag(annotations.get(f"{_TOPOLOGY}memory.allowovercommit"), default=True)
     backed = _flag(annotations.get(f"{PREFIX}fullyphysicallybacked"), default=False)
     return MachineAsked(
-        memory_bytes=_even(megabytes) * MIB or DEFAULT_MEMORY,
+        memory_bytes=_even(megabytes) * MIB,
         processors=numbers.of(f"{_TOPOLOGY}processor.count"),
         limit=min(numbers.of(f"{_TOPOLOGY}processor.limit"), FULL_LIMIT),
         weight=min(numbers.of(f"{_TOPOLOGY}processor.weight"), _MOST_WEIGHT),
@@ -63,7 +67,7 @@ def host_limits(asked: MachineAsked, processors: int) -> Enforced:
         processors,
         cpu_quota_us=quota,
         cpu_shares=shares_of(asked.weight) if asked.weight else None,
-        memory_bytes=asked.memory_bytes + OVERHEAD,
+        memory_bytes=asked.memory + OVERHEAD,
     )
 
 

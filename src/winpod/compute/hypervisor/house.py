@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,10 @@ from winpod.compute.hypervisor.guest_shells import (
     slide_drive,
     write_resolver,
 )
-from winpod.compute.hypervisor.links import open_tap, read_link
+from winpod.compute.hypervisor.lines import Lines
+from winpod.compute.hypervisor.links import open_tap, read_link, tell_guest
 from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
+from winpod.compute.hypervisor.sizing import Size
 from winpod.compute.hypervisor.template import Templates
 from winpod.compute.identity import resolver_file
 from winpod.compute.processes import read_pid, until_gone
@@ -50,7 +50,7 @@ from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.errors import WinpodError
 from winpod.windows.users import ADMINISTRATOR
 
-_NETWORK_SECONDS, _BOOT_SECONDS = 20.0, 120.0
+_BOOT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class GuestHouse:
         self._templates = templates
         self._machines: dict[Path, PodMachine] = {}
         self._cloning: dict[Path, asyncio.Task[None]] = {}
+        self._lines: dict[Path, Lines] = {}
 
     def machine(self, folder: Path) -> PodMachine:
         return self._machines.setdefault(folder, PodMachine(folder))
@@ -83,6 +84,8 @@ class GuestHouse:
     async def open(self) -> None: ...
 
     async def close(self) -> None:
+        for lines in self._lines.values():
+            lines.close()
         for machine in self._machines.values():
             machine.guest.close()
 
@@ -124,12 +127,14 @@ class GuestHouse:
             await machine.plug_network(tap, link.mac, link.mtu)
         finally:
             os.close(tap)
-        for address in map(ipaddress.ip_interface, link.addresses):
-            if address.version == 4:
-                await _until_plugged(machine, str(address.ip), str(address.network.prefixlen))
-        for gateway in link.gateways:
-            if ":" not in gateway:
-                await machine.guest.ask("route", gateway)
+        await tell_guest(machine.guest, link)
+
+    async def dial(
+        self, sandbox: Path, port: int, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if sandbox not in self._lines:
+            self._lines[sandbox] = Lines(self.machine(sandbox / "vm"))
+        return await self._lines[sandbox].open(port, addresses)
 
     async def until_dead(self, sandbox: Path) -> None:
         if pid := self.machine(sandbox / "vm").pid:
@@ -139,6 +144,8 @@ class GuestHouse:
         if cloning := self._cloning.pop(sandbox, None):
             cloning.cancel()
             await asyncio.wait((cloning,))
+        if lines := self._lines.pop(sandbox, None):
+            lines.close()
         machine = self._machines.pop(sandbox / "vm", None) or PodMachine(sandbox / "vm")
         await machine.end()
 
@@ -172,7 +179,7 @@ class GuestHouse:
         await write_resolver(guest, room.id, resolver_file(sandbox))
         if is_limited(asked.plan):  # a boot may need more than that
             await self.until_up(room)
-            await self.limit(room, asked.plan.limits)
+            await self._limit(room, asked.plan.limits, is_new=True)
         await slide_drive(guest, room.id, f"/{DRIVES}/{asked.id}")
         for source, target in volumes:
             place = f"/{VOLUMES}/{asked.id}/{source}"
@@ -194,7 +201,15 @@ class GuestHouse:
         return volumes
 
     async def limit(self, room: Room, limits: Enforced) -> None:
-        guest = self.machine(machine_of(room)).guest
+        await self._limit(room, limits, is_new=False)
+
+    async def resize(self, sandbox: Path, memory_bytes: int, processors: int) -> None:
+        await self.machine(sandbox / "vm").size.resize(Size(memory_bytes, processors))
+
+    async def _limit(self, room: Room, limits: Enforced, *, is_new: bool) -> None:
+        machine = self.machine(machine_of(room))
+        await machine.size.fit(room.folder.parent.name, limits, is_new=is_new)
+        guest = machine.guest
         for file, text in cgroups.unified_writes(limits):
             try:
                 await guest.ask("write", f"{group_of(room.id)}/{file}", text)
@@ -234,6 +249,7 @@ class GuestHouse:
         await self.kill(place)
         room = GuestRoom(place)
         folder, container = machine_of(room), place.parent.name
+        PodMachine(folder).size.forget(container)
         if room.id and PodMachine(folder).pid:
             machine = self.machine(folder)
             with contextlib.suppress(MachineGone, MachineFailed, GuestRefused):
@@ -258,16 +274,3 @@ def _take_warm(machine: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-async def _until_plugged(machine: PodMachine, address: str, prefix: str) -> None:
-    deadline = time.monotonic() + _NETWORK_SECONDS
-    while True:
-        try:
-            await machine.guest.ask("address", "eth0", address, prefix)
-        except GuestRefused as error:
-            if error.number != errno.ENODEV or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.02)
-        else:
-            return

@@ -20,20 +20,17 @@ from winpod.compute import cgroups, mounts
 from winpod.compute.errors import GuestRefused, MachineFailed
 from winpod.compute.hypervisor.arguments import (
     CONTROL,
-    MEMORY,
-    MOST_MEMORY,
     SOCKETS,
     qemu_arguments,
     virtiofsd_arguments,
 )
-from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked, host_limits
+from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
 from winpod.compute.hypervisor.guest import Guest
 from winpod.compute.hypervisor.qmp import Qmp
-from winpod.compute.hypervisor.template import Template, processors
+from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
+from winpod.compute.hypervisor.template import Template
 from winpod.compute.processes import is_about, read_pid, until_gone
 
-USUAL_PROCESSORS = 2
-"""As Hyper-V gives a pod that asks for none."""
 DRIVES, VOLUMES = "drives", "volumes"
 """What of the host a guest sees: the drives of its containers, and what they have mounted."""
 
@@ -47,6 +44,7 @@ class PodMachine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.guest = Guest(folder / CONTROL)
+        self.size = Sizing(folder, self.guest, self.group)
 
     @property
     def group(self) -> str:
@@ -64,17 +62,18 @@ class PodMachine:
 
     async def clone(self, template: Template, asked: MachineAsked) -> None:
         """Returns when the guest answers, of the size asked for; else nothing of it runs."""
+        refuse_beyond(Size(asked.memory), most_here())
         for share in _SHARES:
             (self.folder / share).mkdir(parents=True)
         try:
             await self._run(template, asked)
-            await self._size(asked)
+            await self.size.begin(asked)
         except BaseException:
             await asyncio.shield(self.end())
             raise
 
     async def _run(self, template: Template, asked: MachineAsked) -> None:
-        await asyncio.to_thread(cgroups.make_group, self.group, asked.memory_bytes + OVERHEAD)
+        await asyncio.to_thread(cgroups.make_group, self.group, asked.memory + OVERHEAD)
         await self._start(
             "memory", ["cp", "--sparse=always", str(template.memory), str(self._memory)]
         )
@@ -138,30 +137,6 @@ class PodMachine:
         await self.guest.ask("stir", secrets.token_hex(64))
         for share in _SHARES:
             await self._mount(share)
-
-    async def _size(self, asked: MachineAsked) -> None:
-        """A guest boots small: processors are switched on, and memory is plugged in."""
-        many = min(asked.processors or USUAL_PROCESSORS, processors())
-        for number in range(1, many):
-            await self.guest.ask("write", f"/sys/devices/system/cpu/cpu{number}/online", "1")
-        await asyncio.to_thread(cgroups.set_limits, self.group, host_limits(asked, many))
-        more = asked.memory_bytes - MEMORY
-        most = more if asked.reserved else MOST_MEMORY - MEMORY
-        if most <= 0:
-            return
-        async with Qmp(self.folder / "qmp") as qmp:
-            memory = {"qom-type": "memory-backend-memfd", "id": "more", "size": most}
-            await qmp.do("object-add", **memory, share=True, reserve=asked.reserved)
-            device = {"driver": "virtio-mem-pci", "id": "more-memory", "memdev": "more"}
-            size = {"requested-size": max(more, 0)}
-            await qmp.do("device_add", **device, **size, bus=f"root{SOCKETS['memory']}")
-
-    async def resize_memory(self, size: int) -> None:
-        """While it runs; what the guest uses it does not give back."""
-        async with Qmp(self.folder / "qmp") as qmp:
-            path = "/machine/peripheral/more-memory"
-            wanted = max(size - MEMORY, 0)
-            await qmp.do("qom-set", path=path, property="requested-size", value=wanted)
 
     async def _mount(self, share: str) -> None:
         """A device that was just added is there when the guest has seen it."""

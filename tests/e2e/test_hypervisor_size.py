@@ -1,0 +1,106 @@
+"""How large a pod's microVM is: named, reserved, raised while it runs; its own kernel tells."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+from tests.e2e.command_line import Winpod
+from tests.e2e.microvms import WAITS, image, machines, until_said, winpod
+
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+
+__all__ = ["image", "winpod"]
+
+MIB = 1 << 20
+TOPOLOGY = "io.microsoft.virtualmachine.computetopology"
+FULLY_BACKED = "io.microsoft.virtualmachine.fullyphysicallybacked"
+LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+
+
+def _start(winpod: Winpod, image: str, name: str, *options: str) -> None:
+    isolated = ("-d", "--name", name, "--isolation", "hypervisor", *options)
+    ran = winpod("run", *isolated, image, "cmd", "/c", WAITS)
+    assert ran.returncode == 0, ran.stderr
+    until_said(winpod, name, "up")
+
+
+def _size(winpod: Winpod, name: str) -> tuple[int, int]:
+    """Mebibytes and processors, as its kernel counts them."""
+    line = r"type \\?\unix\proc\meminfo & type \\?\unix\proc\cpuinfo"
+    said = winpod("exec", name, "cmd", "/c", line).stdout
+    return int(re.findall(r"MemTotal: +(\d+) kB", said)[0]) >> 10, said.count("processor\t:")
+
+
+def _locked(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmLck:\s+(\d+) kB", status)[0]) * 1024
+
+
+def _remove(winpod: Winpod, name: str) -> None:
+    assert winpod("rm", "-f", name).returncode == 0
+    assert machines(winpod) == []
+
+
+def test_a_running_pod_is_given_more_memory_and_processors(winpod: Winpod, image: str) -> None:
+    one = ("--annotation", f"{TOPOLOGY}.processor.count=1", "--memory", "256m")
+    _start(winpod, image, "grows", *one)
+    memory, processors = _size(winpod, "grows")
+    assert 800 < memory < 1024
+    assert processors == 1
+    raised = winpod("update", "--memory", "2g", "--cpus", "2", "grows")
+    assert raised.returncode == 0, raised.stderr
+    memory, processors = _size(winpod, "grows")
+    assert 2048 < memory < 2304
+    assert processors == min(2, len(os.sched_getaffinity(0)))
+    refused = winpod("update", "--memory", "4000g", "grows")
+    assert refused.returncode != 0
+    assert "the pod's microVM would need" in refused.stderr
+    assert _size(winpod, "grows") == (memory, processors)
+    _check_resize_of_the_pod(winpod, "grows")
+    _remove(winpod, "grows")
+
+
+def _check_resize_of_the_pod(winpod: Winpod, name: str) -> None:
+    """Up and down again, after a restart of the runtime too."""
+    asyncio.run(_resize(winpod, name, 3072 * MIB, 1))
+    memory, processors = _size(winpod, name)
+    assert 2800 < memory <= 3072
+    assert processors == 1
+    winpod.end_runtime()
+    assert winpod("ps").returncode == 0
+    asyncio.run(_resize(winpod, name, 1536 * MIB, 0))
+    memory, processors = _size(winpod, name)
+    assert 1200 < memory <= 1536
+    assert processors == 1
+
+
+async def _resize(winpod: Winpod, name: str, memory: int, processors: int) -> None:
+    client = Client(f"unix:{winpod.serving().socket}")
+    try:
+        listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
+        (sandbox,) = [item.id for item in listed.items if item.metadata.name == name]
+        resources = api.LinuxContainerResources(
+            memory_limit_in_bytes=memory, cpu_quota=processors * 100_000, cpu_period=100_000
+        )
+        request = api.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=resources)
+        await client.call("UpdatePodSandboxResources", request)
+    finally:
+        await client.close()
+
+
+def test_reserved_memory_is_the_pods_from_the_start_and_is_never_paged_out(
+    winpod: Winpod, image: str
+) -> None:
+    named = f"{TOPOLOGY}.memory.sizeinmb=1280"
+    _start(winpod, image, "keeps", "--annotation", f"{FULLY_BACKED}=true", "--annotation", named)
+    memory, _ = _size(winpod, "keeps")
+    assert 1100 < memory <= 1280
+    (pid,) = machines(winpod)
+    assert _locked(pid) >= 1280 * MIB
+    raised = winpod("update", "--memory", "1500m", "keeps")
+    assert raised.returncode == 0, raised.stderr
+    assert _size(winpod, "keeps")[0] > 1500
+    assert _locked(pid) >= 1500 * MIB
+    _remove(winpod, "keeps")
