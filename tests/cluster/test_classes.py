@@ -111,6 +111,27 @@ def test_the_class_of_a_guest_selects_those_who_can_host_it_and_nobody_else(
     assert (dict(made.node_selector) if made else None) == selected
 
 
+RESERVE, RESERVE_2019 = f"{HYPERVISOR.name}-reserve", f"{GUEST_2019}-reserve"
+
+
+def test_each_size_that_a_node_is_configured_with_has_a_class_of_its_own() -> None:
+    sized = node("sized", "2022", handlers=HOST | {RESERVE, RESERVE_2019})
+    made = wanted(sized, A, node("newer", "2025", handlers=PLAIN | {RESERVE}))
+    by_label = {one: {f"handler.winpod.dev/{one}": "true"} for one in (RESERVE, RESERVE_2019)}
+    assert {
+        name: (one.handler, dict(one.node_selector))
+        for name, one in made.items()
+        if name.endswith("-reserve")
+    } == {
+        "windows-2019-hyperv-reserve": (RESERVE_2019, selector(**by_label[RESERVE_2019])),
+        "windows-2022-hyperv-reserve": (
+            RESERVE,
+            selector(build="10.0.20348", **by_label[RESERVE]),
+        ),
+        "windows-2025-hyperv-reserve": (RESERVE, selector(build="10.0.26100")),
+    }
+
+
 def test_the_class_of_a_build_leaves_out_nodes_without_the_handler() -> None:
     other = node("other", "2022", handlers=frozenset(("other",)))
     made = wanted(node("a", "2022", handlers=PLAIN), other)["windows-2022"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from winpod.compute.hypervisor.asked import machine_asked
 from winpod.cri.config import Config, read_config
 from winpod.cri.settings import Compute, RuntimeSettings
 from winpod.images.settings import BasePolicy, ImageSettings
@@ -70,6 +71,18 @@ def test_every_setting_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setenv("WINPOD_ROOT", "/elsewhere")
     assert read_config().root == Path("/elsewhere")
+
+
+def test_the_example_has_the_two_sizes_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[2] / "examples/reserve/config.toml"
+    monkeypatch.setenv("WINPOD_CONFIG", str(example))
+    handlers = read_config().handlers
+    reserve, two_cores = (
+        machine_asked(dict(handlers.get(f"runhcs-wcow-hypervisor-{size}").annotations))
+        for size in ("reserve", "reserve-2core")
+    )
+    assert (reserve.reserved, reserve.processors) == (True, 0)
+    assert (two_cores.reserved, two_cores.processors) == (True, 2)
 
 
 def test_the_environment_names_the_file(

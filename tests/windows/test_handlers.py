@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from winpod.windows.builds import RELEASES, Build, Channel
-from winpod.windows.handlers import HYPERVISOR, KNOWN, PROCESS, Handler, Handlers, UnknownHandler
+from winpod.windows.handlers import (
+    HYPERVISOR,
+    KNOWN,
+    PROCESS,
+    SIZES,
+    Handler,
+    Handlers,
+    UnknownHandler,
+)
 from winpod.windows.isolation import Isolation
 from winpod.windows.reading import At, InvalidField
 
@@ -76,6 +84,30 @@ def test_a_configuration_adds_handlers_and_names_for_them() -> None:
     assert KNOWN.find("fast") is None
 
 
+def test_a_handler_may_carry_a_size() -> None:
+    name, size = "runhcs-wcow-hypervisor-reserve", {f"{SIZES}fullyphysicallybacked": "true"}
+    handlers = configured(**{name: {"isolation": "hypervisor", "annotations": size}})
+    assert handlers.get(name).annotations == tuple(size.items())
+    assert HYPERVISOR.annotations == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "isolation", "guest", "size"),
+    [
+        ("runhcs-wcow-hypervisor-reserve", Isolation.HYPERVISOR, None, "reserve"),
+        ("runhcs-wcow-hypervisor-reserve-2core", Isolation.HYPERVISOR, None, "reserve-2core"),
+        ("runhcs-wcow-hypervisor-1809-reserve", Isolation.HYPERVISOR, B17763, "reserve"),
+        ("runhcs-wcow-hypervisor-17763", Isolation.HYPERVISOR, B17763, ""),
+        ("runhcs-wcow-hypervisors", Isolation.PROCESS, None, "runhcs-wcow-hypervisors"),
+    ],
+)
+def test_a_name_that_only_its_node_knows_is_of_the_kind_it_begins_with(
+    name: str, isolation: Isolation, guest: Build | None, size: str
+) -> None:
+    told = KNOWN.told(name)
+    assert (told.isolation, told.guest, KNOWN.size(name)) == (isolation, guest, size)
+
+
 def test_a_configured_handler_takes_the_place_of_the_known_one_under_all_its_names() -> None:
     name = "runhcs-wcow-hypervisor-17763"
     handlers = configured(**{name: {"isolation": "hypervisor", "guest_build": "10.0.18362"}})
@@ -94,6 +126,9 @@ def test_a_configured_handler_takes_the_place_of_the_known_one_under_all_its_nam
         ("fast", {"isolation": "process", "aliases": ["a b"]}, 'has "a b"'),
         ("fast", {"isolation": "process", "aliases": ["fast"]}, "which is a handler of its own"),
         ("Fast", {"isolation": "process"}, 'has "Fast"'),
+        ("fast", {"isolation": "hypervisor", "annotations": {"a": "1"}}, "does not begin with io."),
+        ("fast", {"isolation": "hypervisor", "annotations": {f"{SIZES}a": 1}}, "must be text"),
+        ("fast", {"isolation": "process", "annotations": {f"{SIZES}a": "1"}}, "have no size"),
     ],
 )
 def test_what_is_no_handler_is_refused(name: str, table: dict[str, Any], says: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from winpod.cluster.node_labels import HANDLER_PREFIX, SERVED, handler_label, served_handlers
 from winpod.cluster.seen import MANAGED_BY, OURS, SeenClass
 from winpod.cluster.settings import Settings, fill_name
+from winpod.windows.builds import Build
 from winpod.windows.handlers import KNOWN, PROCESS
 from winpod.windows.objects import (
     ARCH_LABEL,
@@ -70,7 +71,8 @@ def _quantity(resource: str, amount: Decimal) -> str:
 
 
 def desired_classes(nodes: Iterable[Node], settings: Settings) -> tuple[WantedClass, ...]:
-    """One for each build under process isolation, and for each older guest that some node hosts."""
+    """One for each build under process isolation, for each older guest that some node hosts, and
+    for each size of a guest that a node's configuration has."""
     if not settings.classes:
         return ()
     shapes = tuple({shape_of(node) for node in nodes if node.os == "windows"})
@@ -106,21 +108,37 @@ def _process_classes(nodes: Sequence[Node], settings: Settings) -> Iterable[Want
 
 
 def _guest_classes(nodes: Sequence[Node], settings: Settings) -> Iterable[WantedClass]:
-    offered = sorted({(n.architecture, name) for n in nodes for name in served_handlers(n)})
-    for architecture, handler in offered:
-        guest = KNOWN.get(handler).guest
-        if guest is None:
+    offered = {
+        (n.architecture, name, KNOWN.told(name).kernel(n.build))
+        for n in nodes
+        for name in served_handlers(n)
+        if n.build
+    }
+    for architecture, handler, kernel in sorted(offered):
+        guest, size = KNOWN.told(handler).guest, KNOWN.size(handler)
+        if guest is None and not size:
             continue
-        base = _base_selector(architecture)
-        builds = sorted({n.build for n in nodes if n.build and n.build > guest}, reverse=True)
-        selectors = [
-            *(base | {BUILD_LABEL: str(build)} for build in builds),
-            base | {handler_label(handler): SERVED},
-        ]
-        name = fill_name(settings.hypervisor_class_name, guest, architecture)
-        if made := _class_for(name, handler, selectors, nodes, settings):
-            about = f"{guest.describe()} under hypervisor isolation, on newer hosts"
+        name = fill_name(settings.hypervisor_class_name, kernel, architecture)
+        selectors = _guest_selectors(nodes, architecture, handler, kernel)
+        if made := _class_for(
+            f"{name}-{size}" if size else name, handler, selectors, nodes, settings
+        ):
+            about = f"{kernel.describe()} under hypervisor isolation"
+            about += f" ({size})" if size else ""
+            about += ", on newer hosts" if guest else ""
             yield WantedClass(replace(made, overhead=settings.overhead), about)
+
+
+def _guest_selectors(
+    nodes: Sequence[Node], architecture: str, handler: str, kernel: Build
+) -> Iterable[Mapping[str, str]]:
+    """A guest of its own build has any newer host; one of its host's has those of that build."""
+    base, label = _base_selector(architecture), {handler_label(handler): SERVED}
+    if KNOWN.told(handler).guest is None:
+        by_build = base | {BUILD_LABEL: str(kernel)}
+        return [by_build, by_build | label]
+    builds = sorted({n.build for n in nodes if n.build and n.build > kernel}, reverse=True)
+    return [*(base | {BUILD_LABEL: str(build)} for build in builds), base | label]
 
 
 def _class_for(

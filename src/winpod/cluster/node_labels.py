@@ -63,7 +63,7 @@ def handler_label(handler: str) -> str:
 
 
 def served_handlers(node: Node) -> frozenset[str]:
-    """Process isolation, hypervisor isolation, and older guests: what can really start here.
+    """Process isolation, hypervisor isolation, older guests and their sizes: what really starts.
 
     A guest's handler must be told by the node; process isolation is believed of one that is silent.
     """
@@ -80,7 +80,7 @@ def _served(
     told = handlers or frozenset()
     return frozenset(
         handler.name
-        for handler in (PROCESS, HYPERVISOR, *_guests_before(build))
+        for handler in (PROCESS, HYPERVISOR, *_guests_before(build), *_sizes(told))
         if (handler is PROCESS or handler.name in told) and _starts(handler, node)
     )
 
@@ -89,6 +89,14 @@ def _guests_before(host: Build) -> Iterable[Handler]:
     for release in RELEASES:
         if release.runs_pods and release.build < host:
             yield KNOWN.get(f"{HYPERVISOR.name}-{release.build.number}")
+
+
+def _sizes(told: Iterable[str]) -> Iterable[Handler]:
+    """Handlers that nodes have by their configuration, named after one of hypervisor isolation."""
+    for name in told:
+        handler = KNOWN.told(name)
+        if KNOWN.size(name) and handler.isolation is HYPERVISOR.isolation:
+            yield handler
 
 
 def _starts(handler: Handler, node: Node) -> bool:

@@ -1,7 +1,8 @@
 """Runtime handlers: those known without configuration, and those that a configuration adds.
 
 A handler is an isolation and, under a hypervisor, a guest build; one that names no build has the
-host's. Names are lowercase DNS labels, as the API demands of a RuntimeClass.
+host's. A configured one may carry a size: annotations that count where a pod has none of that name.
+Names are lowercase DNS labels, as the API demands of a RuntimeClass.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from winpod.windows.builds import RELEASES, Build, Channel, parse_build
 from winpod.windows.errors import InvalidInput, NotFound
 from winpod.windows.isolation import Isolation
-from winpod.windows.reading import At, InvalidField
+from winpod.windows.reading import At, InvalidField, Pairs
 
+SIZES = "io.microsoft.virtualmachine."
+"""How the annotations begin that say what a pod asks of its virtual machine, as Hyper-V's do."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -23,6 +26,7 @@ class Handler:
     name: str
     isolation: Isolation
     guest: Build | None = None
+    annotations: Pairs = ()
 
     def kernel(self, host: Build) -> Build:
         """The build that containers meet: the guest's, or the host's where there is none."""
@@ -57,6 +61,22 @@ class Handlers:
             raise UnknownHandler(name)
         return handler
 
+    def told(self, name: str) -> Handler:
+        """What a node has under a name: one that is not known here is of the kind it begins with.
+
+        `runhcs-wcow-hypervisor-17763-reserve` is a size of `runhcs-wcow-hypervisor-17763`.
+        """
+        kind = self.named.get(self._kind(name), PROCESS)
+        return self.find(name) or Handler(name, kind.isolation, kind.guest)
+
+    def size(self, name: str) -> str:
+        """What a name that is not known has beyond that of its kind: `reserve`."""
+        return "" if self.find(name) else name.removeprefix(self._kind(name)).removeprefix("-")
+
+    def _kind(self, name: str) -> str:
+        begins = (known for known in self.named if name.startswith(f"{known}-"))
+        return max(begins, key=len, default="")
+
     def configured(self, table: At) -> Handlers:
         """With the handlers of a configuration's table; one of a known name takes its place."""
         added = {name: _read_handler(name, table.get(name)) for name in table.names()}
@@ -73,7 +93,7 @@ class Handlers:
 
 
 def _read_handler(name: str, table: At) -> Handler:
-    table.allow("isolation", "guest_build", "aliases")
+    table.allow("isolation", "guest_build", "aliases", "annotations")
     _dns_label(At(name, table.path))
     if not table.get("isolation"):
         raise InvalidField(table.get("isolation").path, "is required: process or hypervisor")
@@ -81,7 +101,17 @@ def _read_handler(name: str, table: At) -> Handler:
     guest = table.get("guest_build")
     if guest and isolation is Isolation.PROCESS:
         raise InvalidField(guest.path, "is for hypervisor isolation; processes meet the host")
-    return Handler(name, isolation, _read_build(guest).base if guest else None)
+    sizes = _read_sizes(table.get("annotations"), isolation)
+    return Handler(name, isolation, _read_build(guest).base if guest else None, sizes)
+
+
+def _read_sizes(table: At, isolation: Isolation) -> Pairs:
+    for name in table.names():
+        if not name.startswith(SIZES):
+            raise InvalidField((*table.path, name), f"does not begin with {SIZES}")
+        if isolation is Isolation.PROCESS:
+            raise InvalidField(table.path, "are for hypervisor isolation; processes have no size")
+    return table.pairs()
 
 
 def _read_build(at: At) -> Build:

@@ -85,7 +85,7 @@ def find_served_handler(name: str, node: Node, handlers: Handlers) -> Handler | 
     """The handler that a node's runtime runs under this name, None where it has none.
 
     A node that lists no handlers is not asked. The older names mean something to winpod's own
-    runtime only; a name that the node lists and nobody knows is a configuration of process kind.
+    runtime only; a name that the node lists and nobody knows is of the kind it begins with.
     """
     known = handlers.find(name)
     if name == "":
@@ -94,7 +94,7 @@ def find_served_handler(name: str, node: Node, handlers: Handlers) -> Handler | 
         return known
     if node.runtime == "winpod" and known and known.name in node.handlers:
         return known
-    return (known or Handler(name, Isolation.PROCESS)) if name in node.handlers else None
+    return handlers.told(name) if name in node.handlers else None
 
 
 def _missing_handler(name: str, node: Node) -> Reason:

@@ -412,6 +412,14 @@ def test_a_class_of_another_purpose_is_not_taken_from_a_workload() -> None:
     assert 'no handler "example-gpu"' in move.reasons[0]
 
 
+def test_nobody_is_moved_to_a_size_of_a_guest_unasked() -> None:
+    sized = runtime_class("windows-2019-hyperv-reserve", B2022, f"{GUEST_2019}-reserve")
+    new = node("new", B2022, sized["handler"])
+    pod, classes = workload(OLD_ONLY, **OF_CLASS), (CLASS_2019, sized)
+    (move,) = only(UPGRADE, pod, nodes=(WIN_2019, new), classes=classes).moves
+    assert move.fate is Fate.CANNOT
+
+
 def test_nothing_begins_where_there_is_nowhere_to_go() -> None:
     alone = only(UPGRADE, workload(BOTH, **OF_CLASS), nodes=(WIN_2019,))
     assert alone.blockers == ("there is no node of 10.0.20348 (Windows Server 2022) to move to",)

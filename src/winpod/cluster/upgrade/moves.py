@@ -174,17 +174,21 @@ def target_classes(
     """Classes of the new nodes: process isolation first, then the newest guest.
 
     One that does not say the build counts only where it is of those that the nodes give reason for:
-    others have a purpose that is not known here.
+    others have a purpose that is not known here. So has a size of a guest.
     """
 
     def rank(one: RuntimeClass) -> tuple[bool, int, bool, str]:
-        handler = handlers.find(one.handler)
-        guest = handler.guest if handler else None
-        is_process = handler is None or handler.isolation is Isolation.PROCESS
-        return (not is_process, -(guest or new).number, one.name not in wanted, one.name)
+        handler = handlers.told(one.handler)
+        is_process = handler.isolation is Isolation.PROCESS
+        return (not is_process, -(handler.guest or new).number, one.name not in wanted, one.name)
+
+    def is_size(one: RuntimeClass) -> bool:
+        is_guest = handlers.told(one.handler).isolation is Isolation.HYPERVISOR
+        return is_guest and handlers.find(one.handler) is None
 
     found = (c for c in classes if selects(c.node_selector, new) or c.name in wanted)
-    return tuple(sorted((c for c in found if reaches(c, new_nodes)), key=rank))
+    reached = (c for c in found if reaches(c, new_nodes) and not is_size(c))
+    return tuple(sorted(reached, key=rank))
 
 
 def judge_move(workload: Workload, after: After) -> Move:
