@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from winpod.cri.state import SCHEMA, Container, Phase, State
+from winpod.cri.state import SCHEMA, Container, Phase, Sandbox, State
 from winpod.windows.errors import InvalidInput
 
 
@@ -30,6 +30,20 @@ def test_what_was_asked_of_a_container_is_found_in_a_state_of_the_first_version(
     for _ in range(2):
         state = State(file)
         assert json.loads(state.containers["id"].plan) == {"asked": {"cpu_count": 2}}
+        state.close()
+
+
+def test_a_sandbox_of_an_older_version_does_not_tell_what_runs_it(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    state = State(file)
+    state.add(Sandbox("id", "name", "handler", b"", Phase.RUNNING, 1, accelerator="kvm"))
+    state.close()
+    with sqlite3.connect(file) as database:
+        database.execute("ALTER TABLE sandboxes DROP COLUMN accelerator")
+    set_version(file, 2)
+    for _ in range(2):
+        state = State(file)
+        assert state.sandboxes["id"].accelerator == ""
         state.close()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from winpod.compute.backend import Backend
 from winpod.compute.house import House
-from winpod.compute.hypervisor.accelerator import is_emulation_allowed
+from winpod.compute.hypervisor.accelerator import Accelerator, is_emulation_allowed
 from winpod.compute.hypervisor.house import GuestHouse
 from winpod.compute.hypervisor.template import Templates
 from winpod.compute.shell_house import ShellHouse
@@ -95,12 +95,22 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
             f"{place.own} cannot be written by this user.", "Use sudo, or choose another --root."
         ) from None
     try:
-        backend, networks = _simulated(place) if place.is_simulated else _real(place)
+        made = _simulated(place) if place.is_simulated else _real(place)
+        backend, networks, accelerator = made
         state = State(place.own / "state.db")
         with Store(place.content, host=place.host, handlers=place.handlers) as store:
             async with Puller(store, place.images) as puller:
                 yield Server(
-                    Parts(state, store, puller, backend, networks, place.host, place.handlers)
+                    Parts(
+                        state,
+                        store,
+                        puller,
+                        backend,
+                        networks,
+                        place.host,
+                        place.handlers,
+                        accelerator,
+                    )
                 )
         state.close()
     finally:
@@ -121,11 +131,14 @@ async def _locked(place: Place) -> FileLock:
     )
 
 
-def _simulated(place: Place) -> tuple[Backend, Networks]:
-    return SimulatedBackend(), SimulatedNetworks(place.network.subnets)
+_Made = tuple[Backend, Networks, Accelerator | None]
 
 
-def _real(place: Place) -> tuple[Backend, Networks]:
+def _simulated(place: Place) -> _Made:
+    return SimulatedBackend(), SimulatedNetworks(place.network.subnets), None
+
+
+def _real(place: Place) -> _Made:
     base = find_base(place.content)
     if base is None:
         raise NotFound(
@@ -142,11 +155,12 @@ def _real(place: Place) -> tuple[Backend, Networks]:
     netns = networks.namespaces.path
     shells = Shells(place.own, base, place.host, place.runtime.warm_shells)
     allowed = is_emulation_allowed(place.hypervisor.allow_emulation, os.environ)
+    templates = Templates(place.content, base, allowed)
     houses: dict[Isolation, House] = {
         Isolation.PROCESS: ShellHouse(place.own, shells, place.host, netns),
-        Isolation.HYPERVISOR: GuestHouse(base, netns, Templates(place.content, base, allowed)),
+        Isolation.HYPERVISOR: GuestHouse(base, netns, templates),
     }
-    return WineBackend(place.own, base, houses), networks
+    return WineBackend(place.own, base, houses), networks, templates.found.accelerator
 
 
 def _networks(place: Place) -> SandboxNetworks:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from importlib.metadata import version
 from ipaddress import ip_network
 
 from winpod import __version__
 from winpod.compute.backend import Backend
+from winpod.compute.resources import PERIOD_US
 from winpod.cri.events import Events
+from winpod.cri.guests import Guests
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import Networks
 from winpod.cri.state import Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_status
-from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
 from winpod.windows.handlers import Handler, Handlers
-from winpod.windows.isolation import guest_fits_host
 
 KUBELET_API = "0.1.0"
 NAME = "winpod"
@@ -29,12 +29,12 @@ class Runtime:
     """Handlers that cannot start here and now are told to people, and not to the kubelet."""
 
     def __init__(
-        self, state: State, host: Build, handlers: Handlers, backend: Backend, networks: Networks
+        self, state: State, handlers: Handlers, backend: Backend, guests: Guests, networks: Networks
     ) -> None:
         self._state = state
-        self._host = host
         self._handlers = handlers
         self._backend = backend
+        self._guests = guests
         self._networks = networks
         self._events = Events()
 
@@ -52,21 +52,31 @@ class Runtime:
             _condition("RuntimeReady", "ComputeNotReady", self._backend.trouble()),
             _condition("NetworkReady", "NetworkPluginNotReady", await self._networks.trouble()),
         ]
-        names = (handler.name for handler in self._handlers if self._can_start(handler))
+        startable = self._guests.startable(self._handlers)
         return api.StatusResponse(
             status=api.RuntimeStatus(conditions=conditions),
-            info=self._info() if request.verbose else {},
+            info=self._info(startable) if request.verbose else {},
             runtime_handlers=[
                 api.RuntimeHandler(name=name, features=api.RuntimeHandlerFeatures())
-                for name in ("", *names)
+                for name in ("", *(handler.name for handler in startable))
             ],
             features=api.RuntimeFeatures(),
         )
 
-    def _info(self) -> dict[str, str]:
+    def _info(self, startable: Collection[Handler]) -> dict[str, str]:
+        host = self._guests.host
         told = {
-            "host": {"build": str(self._host), "name": self._host.describe()},
-            "handlers": [self._described(handler) for handler in self._handlers],
+            "host": {"build": str(host), "name": host.describe()},
+            "handlers": [
+                {
+                    "name": handler.name,
+                    "isolation": handler.isolation,
+                    "build": str(handler.kernel(host)),
+                    "can_start": handler in startable,
+                }
+                for handler in self._handlers
+            ],
+            "hypervisor": self._guests.describe(),
             "compute": self._backend.describe(),
             "network": self._networks.describe(),
             "versions": {
@@ -77,19 +87,6 @@ class Runtime:
             },
         }
         return {name: json.dumps(value) for name, value in told.items()}
-
-    def _can_start(self, handler: Handler) -> bool:
-        """Under a hypervisor a guest is never newer than its host."""
-        fits = guest_fits_host(handler.kernel(self._host), self._host)
-        return fits and not self._backend.trouble(handler.isolation)
-
-    def _described(self, handler: Handler) -> dict[str, object]:
-        return {
-            "name": handler.name,
-            "isolation": handler.isolation,
-            "build": str(handler.kernel(self._host)),
-            "can_start": self._can_start(handler),
-        }
 
     async def runtime_config(self, request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
         del request
@@ -111,8 +108,13 @@ class Runtime:
     async def update_pod_sandbox_resources(
         self, request: api.UpdatePodSandboxResourcesRequest
     ) -> api.UpdatePodSandboxResourcesResponse:
-        """Resources of a pod as a whole are for Linux; Windows has them for containers only."""
-        self._state.sandbox(request.pod_sandbox_id)
+        """A microVM takes another size; elsewhere Windows has resources for containers only."""
+        sandbox = self._state.sandbox(request.pod_sandbox_id)
+        asked = request.resources
+        quota, period = max(asked.cpu_quota, 0), asked.cpu_period or PERIOD_US
+        await self._backend.resize_sandbox(
+            sandbox.id, max(asked.memory_limit_in_bytes, 0), -(-quota // period)
+        )
         return api.UpdatePodSandboxResourcesResponse()
 
     async def get_container_events(

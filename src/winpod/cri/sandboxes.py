@@ -14,6 +14,7 @@ from typing import Protocol
 from winpod.compute.backend import Backend, SandboxAsked
 from winpod.compute.plan import HostProcessRefused
 from winpod.compute.processes import to_its_end
+from winpod.cri.guests import Guests
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
@@ -84,6 +85,7 @@ class Sandboxes:
         backend: Backend,
         networks: Networks,
         handlers: Handlers,
+        guests: Guests,
         stop_container: Callable[[Container], Awaitable[None]],
         remove_container: Callable[[Container], Awaitable[None]],
         changed: Callable[[str, api.ContainerEventType, Sandbox], None],
@@ -92,6 +94,7 @@ class Sandboxes:
         self._backend = backend
         self._networks = networks
         self._handlers = handlers
+        self._guests = guests
         self._stop_container = stop_container
         self._remove_container = remove_container
         self._changed = changed
@@ -102,7 +105,7 @@ class Sandboxes:
         handler = self._handlers.get(request.runtime_handler)
         config = request.config
         _check(config)
-        trouble = self._backend.trouble(handler.isolation)
+        trouble = self._guests.trouble(handler)
         if handler.isolation is Isolation.HYPERVISOR and trouble:
             raise IsolationUnavailable(handler, trouble)
         sandbox = Sandbox(
@@ -124,7 +127,7 @@ class Sandboxes:
         return api.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     async def _make(self, sandbox: Sandbox) -> None:
-        known = sandbox.known
+        known, handler = sandbox.known, self._handlers.get(sandbox.handler)
         netns = await self._backend.make_sandbox(
             SandboxAsked(
                 id=sandbox.id,
@@ -132,15 +135,20 @@ class Sandboxes:
                 servers=tuple(known.dns_config.servers),
                 searches=tuple(known.dns_config.searches),
                 options=tuple(known.dns_config.options),
-                isolation=self._handlers.get(sandbox.handler).isolation,
-                annotations=dict(known.annotations),
+                isolation=handler.isolation,
+                annotations={**dict(handler.annotations), **known.annotations},
             )
         )
         attached = await self._networks.connect(
             _attachment(sandbox), netns, lambda: self._backend.connecting(sandbox.id)
         )
         await self._backend.connected(sandbox.id, INTERFACE, attached.result)
-        self._state.save(sandbox, phase=Phase.RUNNING, ips=" ".join(attached.addresses))
+        self._state.save(
+            sandbox,
+            phase=Phase.RUNNING,
+            ips=" ".join(attached.addresses),
+            accelerator=self._guests.accelerator_of(handler),
+        )
         self._watch(sandbox)
 
     def _watch(self, sandbox: Sandbox) -> None:
@@ -239,6 +247,7 @@ class Sandboxes:
             "name": sandbox.name,
             "handler": sandbox.handler,
             "isolation": handler.isolation if handler else None,
+            "accelerator": sandbox.accelerator or None,
             "netns": str(netns) if netns else None,
             "addresses": sandbox.ips.split(),
         }

@@ -12,9 +12,11 @@ from pathlib import Path
 import grpc.aio
 
 from winpod.compute.backend import Backend
+from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.cri.activity import Activity
 from winpod.cri.containers import Containers
 from winpod.cri.ended import Ended
+from winpod.cri.guests import Guests
 from winpod.cri.images import ImageService
 from winpod.cri.metrics import Metrics
 from winpod.cri.proto import api_pb2 as api
@@ -45,6 +47,7 @@ class Parts:
     networks: Networks
     host: Build
     handlers: Handlers = KNOWN
+    accelerator: Accelerator | None = None
 
 
 class CannotListen(InvalidInput):
@@ -57,7 +60,8 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         state, backend = parts.state, parts.backend
         self._state, self._backend = state, backend
-        self._runtime = Runtime(state, parts.host, parts.handlers, backend, parts.networks)
+        guests = Guests(parts.host, backend, parts.accelerator)
+        self._runtime = Runtime(state, parts.handlers, backend, guests, parts.networks)
         self._ready = False
         cpus = len(os.sched_getaffinity(0))
         changed = self._changed
@@ -69,6 +73,7 @@ class Server:
             backend,
             parts.networks,
             parts.handlers,
+            guests,
             self._containers.end,
             self._containers.remove,
             changed,

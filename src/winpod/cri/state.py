@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput, NotFound, WinpodError
 
-SCHEMA = 2
+SCHEMA = 3
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +52,7 @@ class Sandbox:
     created_at: int
     netns: str = ""
     ips: str = ""
+    accelerator: str = ""
     ending: bool = field(default=False, init=False, compare=False)
     known: api.PodSandboxConfig = field(init=False, repr=False, compare=False)
 
@@ -149,6 +150,9 @@ class State:
                     f"{name} PRIMARY KEY" if name == "id" else name for name in _columns(kind)
                 )
                 self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+                has = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
+                for name in set(_columns(kind)) - has:  # what an older one did not keep
+                    self._database.execute(f"ALTER TABLE {table} ADD COLUMN {name} DEFAULT ''")
                 self._database.execute(
                     f"CREATE UNIQUE INDEX IF NOT EXISTS {table}_names ON {table} (name)"
                 )
