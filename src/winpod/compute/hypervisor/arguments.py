@@ -55,7 +55,7 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
         f"size={MEMORY}B,slots=4,maxmem={MOST_MEMORY}B",
     ]
     ram = f"memory-backend-file,id=ram,size={MEMORY}B,share=on,mem-path={machine.memory}"
-    words += ["-object", ram]
+    words += ["-object", f"{ram},prealloc=on" if reserved else ram]
     words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append", _KERNEL]
     words += ["-serial", "file:console"]
     words += ["-qmp", "unix:qmp,server=on,wait=off"]
@@ -71,7 +71,7 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
         place = f"chassis={number + 1},slot={number + 1}"
         words += ["-device", f"pcie-root-port,id=root{number},{place}"]
     words += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    words += ["-overcommit", "mem-lock=on"] if reserved else []
+    words += ["-overcommit", "mem-lock=on-fault"] if reserved else []
     return [*words, *(["-incoming", "defer"] if waits else [])]
 
 
