@@ -29,7 +29,8 @@ from winpod.instances.remote import applying
 from winpod.instances.remote.host_keys import KeysInMemory
 from winpod.instances.remote.keys import add_line, public_line, remove_line
 from winpod.instances.remote.login import Login, read_key
-from winpod.instances.remote.ssh import Host, TransferFailed
+from winpod.instances.remote.ssh import Host
+from winpod.instances.remote.transfers import TransferFailed
 from winpod.instances.remote.surveying import identify
 from winpod.instances.rules.desired import Desired
 from winpod.instances.rules.state import State

@@ -30,6 +30,7 @@ class SshServer:
     commands: list[str] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
+    printing: list[asyncssh.SSHWriter[bytes]] = field(default_factory=list)
 
     def host(
         self,
@@ -66,6 +67,7 @@ async def ssh_server(
     address: str = "127.0.0.1",
     port: int = 0,
     host_key: asyncssh.SSHKey | None = None,
+    files: type[asyncssh.SFTPServer] = asyncssh.SFTPServer,
 ) -> AsyncIterator[SshServer]:
     (folder / "C:" / "Windows" / "Temp").mkdir(parents=True, exist_ok=True)
     server = SshServer(folder, asyncssh.generate_private_key("ssh-ed25519"))
@@ -75,6 +77,7 @@ async def ssh_server(
         script = server.local(command.rpartition(" ")[2]).read_text()
         server.commands.append(command)
         server.scripts.append(script)
+        server.printing.append(process.stdout)
         output, errors, code = await reply(script)
         process.stdout.write(output)
         process.stderr.write(errors)
@@ -100,7 +103,7 @@ async def ssh_server(
         server_factory=Door,
         server_host_keys=[host_key or asyncssh.generate_private_key("ssh-ed25519")],
         process_factory=run,
-        sftp_factory=lambda chan: asyncssh.SFTPServer(chan, chroot=bytes(folder)),
+        sftp_factory=lambda chan: files(chan, chroot=bytes(folder)),
         encoding=None,
     )
     server.port = listener.get_port()

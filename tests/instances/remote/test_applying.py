@@ -105,12 +105,12 @@ async def test_a_run_that_is_cut_off_again_and_again_is_finished_by_the_next(
     async with windows(tmp_path / "cut") as (machine, server, host):
         run = host._run
 
-        async def once(script: bytes, seconds: float) -> object:
+        async def once(script: bytes, seconds: float, doing: str) -> object:
             nonlocal cut
             cut += 1
             if cut % 4 == 0:
                 raise CutOff("the laptop was closed.")
-            return await run(script, seconds)
+            return await run(script, seconds, doing)
 
         host._run = once  # type: ignore[method-assign, assignment]
         for _ in range(scripts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tarfile
 from pathlib import Path
@@ -40,11 +41,33 @@ async def test_an_archive_has_logs_state_events_and_no_secrets(tmp_path: Path) -
     assert json.loads(found["state.json"])["services"]["docker"]["state"] == "running"
     assert found["C/var/log/containerd/containerd.log"] == "started\n"
     assert "stopped state" in found["events.txt"]
-    assert "kube-proxy.yaml: there is no such file" in found["missing.txt"]
+    assert "kube-proxy.yaml: there is no such thing" in found["missing.txt"]
     whole = "".join(found.values())
     assert "hunter" not in whole
     assert "0123456789abcdef" not in whole
     assert names_in(tmp_path) == ["C:", "found.tar.gz"]
+
+
+async def test_what_hangs_or_is_lost_is_told_and_the_rest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = ScriptedWindows(tmp_path)
+
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        if "wevtutil" in script:
+            await asyncio.sleep(60)
+        return await machine.reply(script)
+
+    monkeypatch.setattr("winpod.instances.remote.gathering.ANSWER_SECONDS", 0.3)
+    told: list[str] = []
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        made = await gather(host, tmp_path / "found.tar.gz", told.append)
+    given_up = [line for line in told if line.startswith("gave up on events.txt: win-1: `wevtutil")]
+    assert len(given_up) == 1
+    with tarfile.open(made) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert "ipconfig.txt" in names
+    assert "events.txt" not in names
 
 
 async def test_an_instance_that_is_not_there_leaves_no_archive(

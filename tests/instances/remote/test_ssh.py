@@ -13,7 +13,8 @@ from tests.instances.ssh_server import ssh_server
 from winpod.instances.errors import HostKeyChanged, LoginRefused, Unreachable
 from winpod.instances.remote.host_keys import KeysInFile, KeysInMemory
 from winpod.instances.remote.login import read_key
-from winpod.instances.remote.ssh import TransferFailed
+from winpod.instances.remote.ssh import TookTooLong
+from winpod.instances.remote.transfers import TransferFailed
 from winpod.windows.errors import InvalidInput
 
 TEMPORARY = "C:/Windows/Temp"
@@ -64,19 +65,20 @@ async def test_files_are_put_got_listed_and_removed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     with source.open("wb") as file:
         file.truncate(300_000)  # a hole: it must arrive as zeros
-    told: list[tuple[int, int]] = []
     async with ssh_server(tmp_path / "host") as server, server.host() as host:
         await host.put(r"C:\Windows\a.txt", b"abc")
-        await host.put(r"C:\Windows\b.exe", source, lambda *now: told.append(now))
+        await host.put(r"C:\Windows\b.exe", source)
         assert await host.get(r"C:\Windows\a.txt") == b"abc"
         assert await host.get(r"C:\Windows\none") is None
         assert await host.names_in(r"C:\Windows") == ["Temp", "a.txt", "b.exe"]
         assert await host.names_in(r"C:\none") == []
+        await host.rewrite(r"C:\Windows\b.exe", b"shorter")
+        assert await host.get(r"C:\Windows\b.exe") == b"shorter"
+        await host.put(r"C:\Windows\b.exe", source)
         await host.remove(r"C:\Windows\a.txt")
         await host.remove(r"C:\Windows\a.txt")
     assert server.local("C:/Windows/b.exe").read_bytes() == source.read_bytes()
     assert not server.local("C:/Windows/a.txt").exists()
-    assert told[-1] == (300_000, 300_000)
 
 
 async def test_a_file_that_cannot_be_put_is_a_sentence(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ async def test_a_file_that_cannot_be_put_is_a_sentence(tmp_path: Path) -> None:
 async def test_a_host_is_trusted_once_and_then_pinned(tmp_path: Path) -> None:
     keys = KeysInFile(tmp_path / "config" / "host_keys")
     async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
-        await host.run([])
+        await host.run(["rem"])
     key, port, pinned = server.key, server.port, keys.known("win-1")
     assert pinned
     async with ssh_server(tmp_path, port=port) as server:
@@ -97,11 +99,11 @@ async def test_a_host_is_trusted_once_and_then_pinned(tmp_path: Path) -> None:
             with pytest.raises(
                 HostKeyChanged, match=r"win-1: another machine .* SHA256:.* SHA256:"
             ):
-                await host.run([])
+                await host.run(["rem"])
         assert keys.known("win-1") == pinned
         assert keys.forget("win-1") == pinned
         async with server.host(host_keys=keys) as host:
-            await host.run([])
+            await host.run(["rem"])
         assert keys.known("win-1") not in (None, pinned)
 
 
@@ -110,7 +112,7 @@ async def test_a_pinned_key_that_is_none_is_a_sentence(tmp_path: Path) -> None:
     keys.remember("win-1", "ssh-ed25519 nonsense")
     async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
         with pytest.raises(InvalidInput, match="win-1: the host key that was pinned"):
-            await host.run([])
+            await host.run(["rem"])
 
 
 async def test_a_host_that_lets_nobody_in_is_not_pinned(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ async def test_a_host_that_lets_nobody_in_is_not_pinned(tmp_path: Path) -> None:
         ):
             async with wrong as host:
                 with pytest.raises(LoginRefused, match=r"win-1: 127\.0\.0\.1 does not let"):
-                    await host.run([])
+                    await host.run(["rem"])
     assert keys.known("win-1") is None
 
 
@@ -130,16 +132,16 @@ async def test_a_key_of_another_kind_at_a_pinned_host_is_a_changed_host_key(tmp_
     keys = KeysInMemory()
     other = asyncssh.generate_private_key("ecdsa-sha2-nistp256")
     async with ssh_server(tmp_path) as server, server.host(host_keys=keys) as host:
-        await host.run([])
+        await host.run(["rem"])
     async with ssh_server(tmp_path, host_key=other) as server, server.host(host_keys=keys) as host:
         with pytest.raises(HostKeyChanged, match="win-1"):
-            await host.run([])
+            await host.run(["rem"])
 
 
 async def test_a_dead_host_is_a_sentence(tmp_path: Path, unused_tcp_port: int) -> None:
     async with ssh_server(tmp_path) as server, server.host(port=unused_tcp_port) as host:
         with pytest.raises(Unreachable, match=r"win-1: \S+ port \d+ cannot .*: Connection refused"):
-            await host.run([])
+            await host.run(["rem"])
 
 
 async def test_a_host_that_says_nothing_is_given_up(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ async def test_a_script_that_takes_too_long_or_is_cancelled_leaves_nothing(tmp_p
         return b"ok", b"", 0
 
     async with ssh_server(tmp_path, reply) as server, server.host() as host:
-        with pytest.raises(Unreachable, match="had not ended after 0 seconds"):
+        with pytest.raises(Unreachable, match="`sleep` had not ended after 0 seconds"):
             await host.run(["sleep"], seconds=0.1)
         asleep.clear()
         running = asyncio.create_task(host.run(["sleep"]))
@@ -190,6 +192,32 @@ async def test_a_script_that_takes_too_long_or_is_cancelled_leaves_nothing(tmp_p
             await running
         assert (await host.run(["live"])).output == "ok"
         assert not list(server.local(TEMPORARY).iterdir())
+
+
+async def test_the_part_of_a_script_that_hangs_is_named(tmp_path: Path) -> None:
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        mark = re.findall(r"##\w+", script)[0]
+        server.printing[0].write(f"one{mark} 0\r\n".encode())
+        await asyncio.sleep(60)
+        return b"", b"", 0
+
+    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+        with pytest.raises(TookTooLong, match=r"win-1: `sc\.exe query b` had not ended after 0"):
+            await host.ask([("ver",), ("sc.exe query b", "c"), ("d",)], seconds=0.3)
+
+
+async def test_a_file_of_which_nothing_is_heard_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(asyncssh.SFTPServer):
+        async def open(self, path: bytes, pflags: int, attrs: asyncssh.SFTPAttrs) -> object:
+            await asyncio.sleep(60)
+            return super().open(path, pflags, attrs)
+
+    monkeypatch.setattr("winpod.instances.remote.ssh.FILE_SECONDS", 0.2)
+    async with ssh_server(tmp_path, files=Stuck) as server, server.host() as host:
+        with pytest.raises(Unreachable, match="could not be read: nothing was heard for 0 sec"):
+            await host.get(r"C:\Windows\a.txt")
 
 
 def test_keys_that_are_none_or_need_a_passphrase_are_sentences() -> None:

@@ -1,7 +1,8 @@
 r"""Collecting what tells why an instance is as it is: logs, events, services, networks, state.
 
-Each piece is collected on its own, and one that cannot be had is a line in `missing.txt`. Keys and
-kubeconfigs are never read, and what looks like a secret in the rest is left out.
+Each piece is collected on its own and has its own time; one that cannot be had is told, and is a
+line in `missing.txt`. Keys and kubeconfigs are never read, and what looks like a secret in the rest
+is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -27,6 +29,7 @@ from winpod.instances.software.programs import CSI_PROXY, EXPORTER, HYBRID_OVERL
 from winpod.windows.errors import WinpodError
 
 LOG_BYTES = 8 << 20
+STATE_SECONDS, ANSWER_SECONDS = 120.0, 60.0
 SERVICES = (CONTAINERD, KUBELET, KUBE_PROXY, HYBRID_OVERLAY, CSI_PROXY, EXPORTER, *DOCKER)
 QUESTION = Question((), (), SERVICES, ("Containers", "Microsoft-Hyper-V"))
 LOGS = (
@@ -53,6 +56,9 @@ _TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b|(?<=Bearer )\S+|eyJ[\w-]+\.[
 LEFT_OUT = "(left out)"
 
 
+Read = Callable[[], Awaitable[str]]
+
+
 async def gather(host: Host, file: Path, tell: Tell) -> Path:
     """Write an archive of all that can be had now, and say where it is."""
     folder = f"{host.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -61,7 +67,7 @@ async def gather(host: Host, file: Path, tell: Tell) -> Path:
     new = file.with_name(f".{file.name}.new")
     try:
         with tarfile.open(new, "w:gz") as archive:
-            async for name, text in _pieces(host, missing, tell):
+            async for name, text in _collected(host, missing, tell):
                 _add(archive, f"{folder}/{name}", without_secrets(text))
             _add(archive, f"{folder}/missing.txt", "".join(f"{line}\n" for line in missing))
         new.replace(file)
@@ -74,35 +80,64 @@ def without_secrets(text: str) -> str:
     return _TOKEN.sub(LEFT_OUT, _SECRET.sub(rf'\1"{LEFT_OUT}"', text))
 
 
-async def _pieces(host: Host, missing: list[str], tell: Tell) -> AsyncIterator[tuple[str, str]]:
-    tell("reading its state")
-    try:
-        yield "state.json", await _state(host)
-    except WinpodError as error:
-        missing.append(f"state.json: {error}")
-    for name, line in _answers().items():
-        tell(f"asking for {name}")
+async def _collected(host: Host, missing: list[str], tell: Tell) -> AsyncIterator[tuple[str, str]]:
+    """What could be had, with its name. Of an instance that was lost, nothing more is asked."""
+    async for name, read in _pieces(host):
+        tell(f"reading {name}")
         try:
-            answer = await host.run([line])
-            yield name, f"{answer.output}{answer.errors}"
+            text = await read()
         except WinpodError as error:
+            tell(f"gave up on {name}: {error}")
             missing.append(f"{name}: {error}")
-    for path in [*CONFIGURATION, *[one async for one in _logs(host, missing)]]:
-        tell(f"reading {path}")
-        try:
-            found = await host.tail(path, LOG_BYTES)
-        except WinpodError as error:
-            missing.append(f"{path}: {error}")
+            if not await _is_there(host):
+                missing.append("All that comes after it: the instance was lost.")
+                return
             continue
-        if found:
-            yield PureWindowsPath(path).as_posix().replace(":", ""), decode(found)
+        if text:
+            yield PureWindowsPath(name).as_posix().replace(":", ""), text
         else:
-            missing.append(f"{path}: there is no such file, or nothing in it.")
+            missing.append(f"{name}: there is no such thing, or nothing in it.")
+
+
+async def _pieces(host: Host) -> AsyncIterator[tuple[str, Read]]:
+    yield "state.json", partial(_state, host)
+    for name, line in _answers().items():
+        yield name, partial(_answer, host, line)
+    for path in CONFIGURATION:
+        yield path, partial(_file, host, path)
+    for directory in LOGS:
+        names: list[str] = []
+        yield f"{directory}\\names.txt", partial(_names, host, directory, names)
+        for name in names:
+            path = rf"{directory}\{name}"
+            yield path, partial(_file, host, path)
+
+
+async def _is_there(host: Host) -> bool:
+    try:
+        await host.connect()
+    except WinpodError:
+        return False
+    return True
 
 
 async def _state(host: Host) -> str:
-    state = await survey(host, QUESTION)
+    state = await survey(host, QUESTION, STATE_SECONDS)
     return json.dumps(dataclasses.asdict(state), indent=2, default=_plain) + "\n"
+
+
+async def _answer(host: Host, line: str) -> str:
+    answer = await host.run([line], ANSWER_SECONDS)
+    return f"{answer.output}{answer.errors}"
+
+
+async def _file(host: Host, path: str) -> str:
+    return decode(await host.tail(path, LOG_BYTES))
+
+
+async def _names(host: Host, directory: str, names: list[str]) -> str:
+    names += await host.names_in(directory)
+    return "".join(f"{name}\n" for name in names)
 
 
 def _answers() -> Mapping[str, str]:
@@ -120,15 +155,6 @@ def _answers() -> Mapping[str, str]:
 def _crictl(*words: str) -> str:
     asking = call(_CRICTL, "--runtime-endpoint", paths.RUNTIME_PIPE, *words)
     return f"if exist {place(_CRICTL)} {asking}"
-
-
-async def _logs(host: Host, missing: list[str]) -> AsyncIterator[str]:
-    for directory in LOGS:
-        try:
-            for name in await host.names_in(directory):
-                yield rf"{directory}\{name}"
-        except WinpodError as error:
-            missing.append(f"{directory}: {error}")
 
 
 def _plain(value: Any) -> Any:

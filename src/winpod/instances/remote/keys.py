@@ -53,11 +53,11 @@ def without_line(content: bytes, line: str) -> bytes:
 
 
 async def add_line(host: Host, line: str) -> None:
-    """Into the files that open it already; written in place, so that their rights stay."""
+    """Into the files that open it already."""
     for path in authorized_files(host.login.user):
         content = await host.get(path)
         if content and (new := with_line(content, line)) != content:
-            await host.put(path, new)
+            await host.rewrite(path, new)
 
 
 async def remove_line(host: Host, line: str) -> bool:
@@ -66,7 +66,7 @@ async def remove_line(host: Host, line: str) -> bool:
     for path in authorized_files(host.login.user):
         content = await host.get(path)
         if content and (new := without_line(content, line)) != content:
-            await host.put(path, new)
+            await host.rewrite(path, new)
             found = True
     return found
 

@@ -1,7 +1,8 @@
 r"""An instance over SSH: scripts run there, and files put and got.
 
 One connection each, made when it is first needed and again after it was lost. Keys only, no
-passwords. Whatever goes wrong on the way is a sentence that begins with the instance's name.
+passwords. Nothing is waited for without an end. Whatever goes wrong on the way is a sentence that
+begins with the instance's name.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,24 +30,28 @@ from winpod.instances.remote.scripts import (
     last_line,
     read_sections,
 )
+from winpod.instances.remote.transfers import TransferFailed, to_sftp
 from winpod.windows.errors import WinpodError
 
 CONNECT_SECONDS = 20.0
 RUN_SECONDS = 300.0
+FILE_SECONDS = 120.0
 TIDY_SECONDS = 5.0
 SWEEP_SECONDS = 86400.0
 TEMPORARY = r"C:\Windows\Temp"
 SCRIPT = "winpod-"
 NEW = ".winpod-new"
 
-Progress = Callable[[int, int], None]
-"""Bytes so far, and bytes in all."""
 
+class TookTooLong(Unreachable):
+    """A command did not end in its time; `output` is what it had printed by then."""
 
-class TransferFailed(WinpodError):
-    """A file did not get to the instance, or not from it."""
-
-    code = "ABORTED"
+    def __init__(self, instance: str, seconds: float, doing: str, output: str) -> None:
+        super().__init__(
+            f"{instance}: `{doing[:120]}` had not ended after {seconds:.0f} seconds.",
+            "See what the machine is busy with, and try again.",
+        )
+        self.output = output
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Host:
         self._host_keys = host_keys
         self._connection: asyncssh.SSHClientConnection | None = None
         self._sftp: asyncssh.SFTPClient | None = None
+        self._connecting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,15 +105,20 @@ class Host:
         except (TimeoutError, OSError, asyncssh.Error):
             connection.abort()
 
-    async def connect(self, seconds: float = CONNECT_SECONDS) -> asyncssh.SSHClientConnection:
-        if self._connection is None or self._connection.is_closed():
-            self._sftp = None
-            self._connection = await log_in(self.login, self._key, self._host_keys, seconds)
-        return self._connection
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
 
-    async def run(self, lines: Iterable[str], seconds: float = RUN_SECONDS) -> Answer:
+    async def connect(self, seconds: float = CONNECT_SECONDS) -> asyncssh.SSHClientConnection:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed():
+                self._sftp = None
+                self._connection = await log_in(self.login, self._key, self._host_keys, seconds)
+            return self._connection
+
+    async def run(self, lines: Sequence[str], seconds: float = RUN_SECONDS) -> Answer:
         """Run a batch file of these lines, and forget it."""
-        return await self._run(batch(lines), seconds)
+        return await self._run(batch(lines), seconds, lines[0])
 
     async def ask(
         self, parts: Iterable[Sequence[str]], seconds: float = RUN_SECONDS
@@ -115,23 +126,35 @@ class Host:
         """Run several parts in one go, and tell what each printed."""
         listed = list(parts)
         script, mark = in_sections(listed)
-        answer = await self._run(script, seconds)
+        try:
+            answer = await self._run(script, seconds, "")
+        except TookTooLong as late:
+            doing = listed[late.output.count(mark)][0]
+            raise TookTooLong(self.name, seconds, doing, late.output) from late
         try:
             return read_sections(answer.output, mark, len(listed))
         except WinpodError as error:
             more = f" {last_line(answer.errors)}." if answer.errors.strip() else ""
             raise type(error)(f"{self.name}: {error.sentence}{more}", error.advice) from error
 
-    async def put(self, path: str, content: bytes | Path, progress: Progress | None = None) -> None:
+    async def put(self, path: str, content: bytes | Path) -> None:
         """Write a file as it is; `path` is a Windows path in a directory that exists."""
-        async with self._files(f"{path} could not be written") as sftp:
+        limit = asyncio.timeout(FILE_SECONDS)
+        async with self._files(f"{path} could not be written", limit) as sftp:
             if isinstance(content, bytes):
                 async with sftp.open(to_sftp(path), "wb") as file:
                     await file.write(content)
             else:
                 await sftp.put(
-                    content, to_sftp(path), sparse=False, progress_handler=_telling(progress)
+                    content, to_sftp(path), sparse=False, progress_handler=_put_off(limit)
                 )
+
+    async def rewrite(self, path: str, content: bytes) -> None:
+        """Write over a file where it is: its rights stay, and it is at no moment empty."""
+        failure = f"{path} could not be written"
+        async with self._files(failure) as sftp, sftp.open(to_sftp(path), "r+b") as file:
+            await file.write(content, 0)
+            await file.truncate(len(content))
 
     async def get(self, path: str) -> bytes | None:
         """The content of a file, or None where there is none."""
@@ -179,25 +202,26 @@ class Host:
             with suppress(asyncssh.SFTPNoSuchFile):
                 await sftp.remove(to_sftp(path))
 
-    async def _run(self, script: bytes, seconds: float) -> Answer:
+    async def _run(self, script: bytes, seconds: float, doing: str) -> Answer:
         path = rf"{TEMPORARY}\{SCRIPT}{secrets.token_hex(8)}.cmd"
         try:
             await self.put(path, script)
-            return await self._execute(f"cmd.exe /d /c {path}", seconds)
+            return await self._execute(f"cmd.exe /d /c {path}", seconds, doing)
         finally:
             await self.tidy(path)
 
-    async def _execute(self, command: str, seconds: float) -> Answer:
+    async def _execute(self, command: str, seconds: float, doing: str) -> Answer:
         connection = await self.connect()
+        said = b""
         try:
             async with asyncio.timeout(seconds), _process(connection, command) as process:
-                output, errors = await process.communicate()
-                await process.wait_closed()
+                try:
+                    output, errors = await process.communicate()
+                except asyncio.CancelledError:
+                    said, _ = process.collect_output()
+                    raise
         except TimeoutError as error:
-            raise Unreachable(
-                f"{self.name}: a command had not ended after {seconds:.0f} seconds.",
-                "See what the machine is busy with, and try again.",
-            ) from error
+            raise TookTooLong(self.name, seconds, doing, decode(said)) from error
         except (OSError, asyncssh.Error) as error:
             raise self._lost(error) from error
         code = process.returncode
@@ -214,23 +238,27 @@ class Host:
             await asyncio.shield(removal)
 
     @asynccontextmanager
-    async def _files(self, failure: str) -> AsyncIterator[asyncssh.SFTPClient]:
+    async def _files(
+        self, failure: str, limit: asyncio.Timeout | None = None
+    ) -> AsyncIterator[asyncssh.SFTPClient]:
         connection = await self.connect()
         try:
-            if self._sftp is None:
-                self._sftp = await connection.start_sftp_client()
-            yield self._sftp
+            async with limit or asyncio.timeout(FILE_SECONDS):
+                if self._sftp is None:
+                    self._sftp = await connection.start_sftp_client()
+                yield self._sftp
+        except TimeoutError as error:
+            raise self._lost(
+                f"{failure}: nothing was heard for {FILE_SECONDS:.0f} seconds"
+            ) from error
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
             raise self._lost(error) from error
         except asyncssh.SFTPError as error:
-            raise TransferFailed(
-                f"{self.name}: {failure}: {_reason(error)}.",
-                _what_to_do(error),
-            ) from error
+            raise TransferFailed(self.name, failure, error) from error
         except (OSError, asyncssh.Error) as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: Exception) -> Unreachable:
+    def _lost(self, error: Exception | str) -> Unreachable:
         if self._connection is not None:
             self._connection.abort()
         self._connection, self._sftp = None, None
@@ -240,13 +268,10 @@ class Host:
         )
 
 
-def _telling(progress: Progress | None) -> asyncssh.sftp.SFTPProgressHandler:
-    return progress and (lambda _from, _to, done, size: progress(done, size))
-
-
-def to_sftp(path: str) -> str:
-    r"""`C:\k\bin` as OpenSSH for Windows names it: `/C:/k/bin`."""
-    return f"/{PureWindowsPath(path).as_posix()}"
+def _put_off(limit: asyncio.Timeout) -> asyncssh.sftp.SFTPProgressHandler:
+    """As long as a file moves on, it may take any time."""
+    loop = asyncio.get_running_loop()
+    return lambda *_: limit.reschedule(loop.time() + FILE_SECONDS)
 
 
 @asynccontextmanager
@@ -258,17 +283,3 @@ async def _process(
         yield process
     finally:
         process.close()
-
-
-def _reason(error: asyncssh.SFTPError) -> str:
-    return error.reason.rstrip(".") or "the instance did not say why"
-
-
-def _what_to_do(error: asyncssh.SFTPError) -> str:
-    if isinstance(error, asyncssh.SFTPPermissionDenied):
-        return "See that the user is an administrator, and that no program holds the file."
-    if isinstance(error, asyncssh.SFTPNoSpaceOnFilesystem | asyncssh.SFTPQuotaExceeded):
-        return "Make room on drive C:, and run the same again."
-    if isinstance(error, asyncssh.SFTPNoSuchFile):
-        return "See that its directory is there."
-    return "See that drive C: has room and that no program holds the file."

@@ -26,9 +26,9 @@ class Asked(Protocol):
     async def ask(self, parts: Iterable[Sequence[str]], seconds: float = ...) -> list[Section]: ...
 
 
-async def survey(host: Asked, question: Question) -> State:
+async def survey(host: Asked, question: Question, seconds: float = SURVEY_SECONDS) -> State:
     """All of it."""
-    return await survey_parts(host, _NOTHING, every_part(question))
+    return await survey_parts(host, _NOTHING, every_part(question), seconds)
 
 
 async def identify(host: Asked) -> State:
@@ -36,9 +36,11 @@ async def identify(host: Asked) -> State:
     return await survey_parts(host, _NOTHING, [windows_part(), names_part()])
 
 
-async def survey_parts(host: Asked, before: State, parts: Sequence[Part]) -> State:
+async def survey_parts(
+    host: Asked, before: State, parts: Sequence[Part], seconds: float = SURVEY_SECONDS
+) -> State:
     """The state as it was, but for what these parts tell."""
-    return (await run_and_survey(host, (), before, parts, SURVEY_SECONDS))[1]
+    return (await run_and_survey(host, (), before, parts, seconds))[1]
 
 
 async def run_and_survey(
