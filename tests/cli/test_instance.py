@@ -114,7 +114,9 @@ def test_a_machine_that_was_made_anew_is_trusted_again_when_somebody_says_so(
         assert refused.code == 1
         assert "another machine may answer" in refused.err
         assert "winpod instance trust 127.0.0.1" in refused.err
-        assert person.types("trust", "127.0.0.1").code == 0
+        trusted = person.types("trust", "10.9.9.9", "127.0.0.1")
+        assert "no host key of 10.9.9.9 is known" in trusted.err
+        assert "127.0.0.1: its host key is forgotten" in trusted.out
         assert person.asks("status", *where).code == 0
 
 
@@ -155,6 +157,12 @@ def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path, person: Person
         assert "does not let Administrator in" in refused.err
         opened = person.types("status", "--key", str(tmp_path / "new"), *where)
         assert opened.code == 0, opened.err
+        twice = [
+            word for option in ("--key", "--new-key") for word in (option, str(tmp_path / "new"))
+        ]
+        same = person.types("replace-key", *twice, *where)
+        assert "the new key is the old one" in same.err
+        assert person.types("status", "--key", str(tmp_path / "new"), *where).code == 0
     assert listed.read_bytes().startswith(b"# ours\r\n")
 
 
@@ -163,7 +171,9 @@ def test_a_new_key_takes_the_place_of_the_old_one(tmp_path: Path, person: Person
     [
         ((), "one of --address and --instances"),
         (("--address", "10.300.1.1"), "neither an IPv4 address"),
-        (("--instances", "/nowhere"), "cannot be read"),
+        (("--instances", "/nowhere"), "/nowhere cannot be read: No such file or directory. --inst"),
+        (("--address", "localhost", "--key", "/nowhere"), "cannot be read: No such file or direc"),
+        (("--address", "localhost", "--key", "/dev/null"), "/dev/null cannot be read: Invalid pr"),
     ],
 )
 def test_bad_input_is_a_sentence(person: Person, arguments: tuple[str, ...], said: str) -> None:

@@ -14,7 +14,7 @@ import asyncssh
 import typer
 
 from winpod.cli import instance_payload
-from winpod.cli.instance_keys import NewKey, replace_key, trust
+from winpod.cli.instance_keys import NewKey, refuse_same, replace_key, trust
 from winpod.cli.instance_options import (
     Address,
     AtOnce,
@@ -26,7 +26,7 @@ from winpod.cli.instance_options import (
     User,
     Yes,
     read_asked,
-    read_file,
+    read_private_key,
 )
 from winpod.cli.instance_print import (
     print_failures,
@@ -45,7 +45,7 @@ from winpod.instances.laptop.several import AT_ONCE, Outcome, for_each
 from winpod.instances.remote import applying
 from winpod.instances.remote.gathering import QUESTION, gather
 from winpod.instances.remote.host_keys import KeysInFile
-from winpod.instances.remote.login import PORT, Login, read_key
+from winpod.instances.remote.login import PORT, Login
 from winpod.instances.remote.ssh import Host
 from winpod.instances.remote.surveying import survey
 from winpod.instances.rules.state import State
@@ -245,7 +245,8 @@ def replace(
     Exit code: 0 the new key opens all of them, 1 one failed, 2 bad input.
     """
     reached = _reached(address, user, port, instances, key, at_once)
-    new = read_key(read_file(new_key, "the new private key"))
+    new = read_private_key(new_key, "--new-key")
+    refuse_same(reached.key, new)
     outcomes = asyncio.run(reached.each(lambda host: replace_key(host, reached.key, new)))
     print_words(outcomes, output)
     raise typer.Exit(print_failures(outcomes))
@@ -278,7 +279,7 @@ def _reached(
     address: str, user: str, port: int, instances: Path | None, key: Path, at_once: int
 ) -> Reached:
     entries = read_asked(address, user, port, instances)
-    return Reached(entries, read_key(read_file(key, "the private key")), at_once)
+    return Reached(entries, read_private_key(key, "--key"), at_once)
 
 
 def _settings(config: Path | None) -> InstanceSettings:

@@ -12,7 +12,7 @@ from winpod.instances.errors import LoginRefused
 from winpod.instances.remote.host_keys import KeysInFile
 from winpod.instances.remote.keys import add_line, public_line, remove_line
 from winpod.instances.remote.ssh import Host
-from winpod.windows.errors import NotFound
+from winpod.windows.errors import InvalidInput, NotFound
 
 Names = Annotated[
     list[str], typer.Argument(metavar="ADDRESS...", help="Instances that were made anew.")
@@ -25,10 +25,20 @@ NewKey = Annotated[
 def trust(names: Names) -> None:
     """Forget the host keys of instances: who answers there next is trusted, and pinned anew."""
     keys = KeysInFile()
-    for name in names:
-        if keys.forget(name.lower()) is None:
-            raise NotFound(f"no host key of {name} is known in {keys.file}.")
+    forgotten = {name: keys.forget(name.lower()) for name in names}
+    for name in (name for name, key in forgotten.items() if key):
         print(f"{name}: its host key is forgotten")
+    if unknown := [name for name, key in forgotten.items() if not key]:
+        raise NotFound(
+            f"no host key of {', '.join(unknown)} is known in {keys.file}.",
+            "Give the address, or the name, by which winpod has spoken to it.",
+        )
+
+
+def refuse_same(old: asyncssh.SSHKey, new: asyncssh.SSHKey) -> None:
+    """The old key's line is removed in the end: of a key that is both, none would be left."""
+    if public_line(old) == public_line(new):
+        raise InvalidInput("the new key is the old one.", "Make another: ssh-keygen -N '' -f FILE")
 
 
 async def replace_key(host: Host, old: asyncssh.SSHKey, new: asyncssh.SSHKey) -> str:

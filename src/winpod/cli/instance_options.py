@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import asyncssh
 import typer
 import yaml
 
 from winpod.instances.cluster.inputs import Entries, read_entries
+from winpod.instances.remote.login import read_key
 from winpod.windows.errors import InvalidInput
 
 Address = Annotated[
@@ -58,16 +60,22 @@ def read_asked(address: str, user: str, port: int, instances: Path | None) -> En
     return found
 
 
-def read_file(file: Path, what: str) -> bytes:
+def read_private_key(file: Path, option: str) -> asyncssh.SSHKey:
+    return read_key(_read(file, option), str(file))
+
+
+def _read(file: Path, option: str) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"{what}, {file}, cannot be read: {error.strerror}.") from None
+        raise InvalidInput(
+            f"{file} cannot be read: {error.strerror}.", f"{option} names it."
+        ) from None
 
 
 def _entries(file: Path) -> dict[str, str]:
     try:
-        document: Any = yaml.safe_load(read_file(file, "the list of instances"))
+        document: Any = yaml.safe_load(_read(file, "--instances"))
     except yaml.YAMLError as error:
         raise InvalidInput(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if isinstance(document, Mapping) and document.get("kind") == "ConfigMap":

@@ -98,7 +98,7 @@ def is_address(text: str) -> bool:
 def _read_entry(key: str, value: str) -> Asked | BadEntry:
     address = key.lower()
     if not is_address(address) and (_NUMBERS.fullmatch(address) or not _NAME.fullmatch(address)):
-        return BadEntry(key, f'"{key}" is neither an IPv4 address nor a DNS name.')
+        return BadEntry(key, f'"{key}" is neither an IPv4 address nor a DNS name. Correct it.')
     problems = list(_problems(key, value))
     if problems:
         return BadEntry(key, problems[0])

@@ -102,24 +102,24 @@ class LookingAfter:
         if isinstance(error, Unavailable) and not isinstance(error, Unreachable):
             _log.info("instance %s waits: %s", self.name, error)
             return _API_WAIT
-        care, reason = self._care, reason_of(error)
+        care, reason, said = self._care, reason_of(error), self._sentence(error)
         self._seen, self._deed = None, Deed.REST
         care.turns.withdraw(self.name)
-        care.tell(instance, reason, str(error), is_bad=True)
+        care.tell(instance, reason, said, is_bad=True)
 
         def change(status: Status) -> None:
-            set_phase(status, Phase.FAILED, str(error))
-            status.failure = str(error)
+            set_phase(status, Phase.FAILED, said)
+            status.failure = said
             if isinstance(error, NOT_REACHED):
-                care.condition(status, REACHABLE, False, reason, str(error))
+                care.condition(status, REACHABLE, False, reason, said)
                 if condition_of(status.conditions, CONTAINERD_RUNNING):
                     care.condition(status, CONTAINERD_RUNNING, None, reason)
             elif isinstance(error, Late) and status.node_uid:
-                care.condition(status, NODE_READY, None, reason, str(error))
+                care.condition(status, NODE_READY, None, reason, said)
             else:
-                care.condition(status, CONFIGURED, False, reason, str(error))
+                care.condition(status, CONFIGURED, False, reason, said)
             if reason == CONTAINERD_NOT_RUNNING:
-                care.condition(status, CONTAINERD_RUNNING, False, reason, str(error))
+                care.condition(status, CONTAINERD_RUNNING, False, reason, said)
 
         try:
             await save(care, instance, change)
@@ -127,3 +127,8 @@ class LookingAfter:
             _log.info("the failure of %s is not written: %s", self.name, trouble)
         wait, self._trouble = self._trouble, min(self._trouble * 2, _LONGEST_WAIT)
         return wait
+
+    def _sentence(self, error: WinpodError) -> str:
+        """Of trouble that all instances have, such as a bad payload, each is told with its name."""
+        sentence = str(error)
+        return sentence if sentence.startswith(f"{self.name}:") else f"{self.name}: {sentence}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from dataclasses import dataclass
 
 import asyncssh
@@ -29,13 +30,13 @@ class Login:
     port: int = PORT
 
 
-def read_key(text: bytes) -> asyncssh.SSHKey:
+def read_key(text: bytes, what: str = "the private key") -> asyncssh.SSHKey:
     try:
         return asyncssh.import_private_key(text)
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
         raise InvalidInput(
-            f"the private key cannot be read: {error}.",
-            "Use a key without a passphrase, as `ssh-keygen -N ''` writes it.",
+            f"{what} cannot be read: {error}.",
+            "Use a private key without a passphrase, as `ssh-keygen -N ''` writes it.",
         ) from error
 
 
@@ -71,13 +72,18 @@ async def log_in(
     except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
         raise _not_trusted(login, pinned, watcher.seen, error) from error
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise _unreachable(login, why) from error
+        raise _unreachable(login, _reason(error)) from error
     except asyncssh.Error as error:
         raise _unreachable(login, str(error)) from error
     if pinned is None and watcher.seen is not None:
         host_keys.remember(login.name, _written(watcher.seen))
     return connection
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 class _Watcher(asyncssh.SSHClient):
