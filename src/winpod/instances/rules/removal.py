@@ -31,13 +31,18 @@ def _services(state: State, desired: Desired) -> Iterator[Step]:
     names = [service.name for service in reversed(desired.services)] + [*desired.unwanted_services]
     ours = [one for name in names if (one := state.service(name)) and is_ours(one)]
     stops = to_stop(state, [service.name for service in ours])
-    yield from (_stop(service) for service in stops if service.name.lower() != CONTAINERD)
+    yield from (_stop(service) for service in stops if not _waits_for_containerd(state, service))
     if any(service.name.lower() == CONTAINERD for service in ours):
         for pod in sorted(state.pods):
             yield Step(Do.REMOVE_POD, pod, "no such pod", "it is there", _WHY)
-    yield from (_stop(service) for service in stops if service.name.lower() == CONTAINERD)
+    yield from (_stop(service) for service in stops if _waits_for_containerd(state, service))
     for service in ours:
         yield Step(Do.REMOVE_SERVICE, service.name, "no such service", "it is there", _WHY)
+
+
+def _waits_for_containerd(state: State, service: Service) -> bool:
+    """It is containerd, or somebody has made containerd depend on it."""
+    return any(one.name.lower() == CONTAINERD for one in to_stop(state, [service.name]))
 
 
 def _stop(service: Service) -> Step:
