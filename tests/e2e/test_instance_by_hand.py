@@ -58,6 +58,7 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     plane: ControlPlane, fleet: Fleet, tmp_path: Path
 ) -> None:
     ones = [fleet.add("win-c"), fleet.add("win-d", features=dict(READY))]
+    ones[0].windows.next_hostname = "WIN-CC"  # a person renamed it, and it starts anew in between
     laptop = Laptop(plane, tmp_path, fleet)
     joined = laptop.apply("1.0.0")
     assert joined.code == 1, joined.err  # one address has nobody

@@ -128,7 +128,7 @@ def test_powershell_knows_the_few_statements_and_says_so_of_others(host: Windows
     assert "'Get-Service' is not recognized" in other.out
 
 
-def test_a_feature_and_a_name_need_a_boot_and_services_start_with_it(host: WindowsHost) -> None:
+def test_a_feature_needs_a_boot_and_services_start_with_it(host: WindowsHost) -> None:
     service_of(host, "automatic", start="auto")
     ask = "dism /online /english /get-featureinfo /featurename:Containers"
     networks = (
@@ -139,15 +139,12 @@ def test_a_feature_and_a_name_need_a_boot_and_services_start_with_it(host: Windo
     assert "not recognized" in host.run(networks).out
     enabled = host.run("dism /online /enable-feature /featurename:Containers /all /norestart").code
     assert enabled == 3010 % 256
-    host.done("powershell -NoProfile -Command \"Rename-Computer -NewName 'node-7' -Force\"")
     assert "State : Enable Pending" in host.done(ask)
-    assert "NODE-7" not in host.done("hostname").upper()
     host.add_network(GUID, "nat", "nat")
 
     host.reboot()
 
     assert "State : Enabled" in host.done(ask)
-    assert host.done("hostname").strip().upper() == "NODE-7"
     until(lambda: host.services("automatic") == {"automatic": "running"}, "the service runs")
     assert json.loads(host.done(networks)) == {"ID": GUID, "Name": "nat", "Type": "nat"}
     assert "0x800f080c" in host.run(ask.replace("Containers", "Nonsense")).out

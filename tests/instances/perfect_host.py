@@ -51,9 +51,6 @@ class PerfectHost:
         assert service, f"1060: there is no service {name}"
         return service
 
-    def _rename_host(self, name: str) -> None:
-        self._change(next_hostname=name)
-
     def _enable_feature(self, name: str) -> None:
         assert self.state.features[name] is FeatureState.DISABLED
         self._change(features={**self.state.features, name: FeatureState.PENDING})
@@ -66,7 +63,6 @@ class PerfectHost:
         down = {n: replace(s, state=Running.STOPPED) for n, s in self.state.services.items()}
         self._change(
             features=features,
-            hostname=self.state.next_hostname,
             services=down,
             booted=self.state.booted + "+",
         )

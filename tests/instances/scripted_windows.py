@@ -221,9 +221,6 @@ class ScriptedWindows:
             return f"{self.booted}\n", 0
         if "Get-PSDrive" in statement:
             return f"{self.free}\n", 0
-        if found := re.fullmatch(r"Rename-Computer -NewName '(.*)' -Force", statement):
-            self.next_hostname = found[1]
-            return "", 0
         if self.features.get("Containers") != "Enabled":
             return "", 1
         if found := re.search(r"\$_\.Id -eq '(.*)' \} \| Remove-HnsNetwork", statement):

@@ -24,7 +24,6 @@ from winpod.windows.errors import WinpodError
 LINE = r'"C:\k\bin\kubelet.exe" --label="a b" --100%done --and=&|<>^'
 DESIRED = Desired(
     version="1.0.0",
-    hostname="web-1",
     features=("Containers",),
     directories=(r"C:\k", r"C:\k\bin", r"C:\k\containerd", r"C:\var", r"C:\var\log"),
     owned=(r"C:\k\bin", r"C:\k\containerd"),
@@ -64,7 +63,7 @@ async def test_an_instance_is_made_what_it_should_be_and_the_second_run_does_not
     told: list[str] = []
     async with windows(tmp_path) as (machine, server, host):
         planned = await plan(host, DESIRED)
-        assert planned[0].do is Do.RENAME_HOST
+        assert planned[0].do is Do.ENABLE_FEATURE
         state = await apply(host, DESIRED, told.append)
         assert await plan(host, DESIRED) == ()
         before = len(machine.called)
@@ -75,7 +74,6 @@ async def test_an_instance_is_made_what_it_should_be_and_the_second_run_does_not
         "chcp.com", "reg.exe", "powershell.exe", "dism.exe", "type", "dir", "certutil.exe",
         "sc.exe", r"C:\k\bin\crictl.exe",
     }  # fmt: skip
-    assert machine.hostname == "web-1"
     assert machine.services["kubelet"].line == LINE
     assert machine.services["kubelet"].state == "RUNNING"
     assert machine.images == ["registry.example/pause:1"]

@@ -28,7 +28,6 @@ SHIM = r"C:\k\bin\shim.exe"
 
 DESIRED = Desired(
     version="2.0.0",
-    hostname="win-1",
     features=("Containers", "Microsoft-Hyper-V"),
     directories=(r"C:\k", r"C:\k\bin", r"C:\k\containerd", r"C:\var", r"C:\var\log"),
     owned=(r"C:\k\bin", r"C:\k\containerd"),
@@ -59,8 +58,7 @@ def fresh(**change: object) -> State:
     state = State(
         build=Build(10, 0, 20348, 1),
         product="Windows Server 2022 Datacenter",
-        hostname="win-old",
-        next_hostname="win-old",
+        hostname="win-1",
         booted="1",
         features=dict.fromkeys(DESIRED.features, FeatureState.DISABLED),
         free_bytes=50 << 30,
@@ -93,10 +91,9 @@ def titles(steps: tuple[Step, ...] | list[Step]) -> list[str]:
     return [step.title for step in steps]
 
 
-def test_a_new_instance_is_named_gets_features_and_starts_anew_once() -> None:
+def test_a_new_instance_gets_features_and_starts_anew_once() -> None:
     steps = difference(fresh(), DESIRED)
     assert titles(steps) == [
-        "rename the host to win-1",
         "enable the feature Containers",
         "enable the feature Microsoft-Hyper-V",
         "restart the host",
@@ -118,14 +115,8 @@ def test_an_instance_that_is_as_it_should_be_has_no_steps() -> None:
 
 def test_a_feature_that_waits_for_a_restart_is_not_enabled_again() -> None:
     features = dict.fromkeys(DESIRED.features, FeatureState.PENDING)
-    steps = difference(fresh(features=features, next_hostname="WIN-1"), DESIRED)
+    steps = difference(fresh(features=features), DESIRED)
     assert titles(steps)[0] == "restart the host"
-
-
-def test_an_instance_keeps_its_name_where_none_is_wanted() -> None:
-    features = dict.fromkeys(DESIRED.features, FeatureState.ENABLED)
-    state = fresh(features=features, next_hostname="renamed-by-a-person")
-    assert Do.REBOOT not in {step.do for step in difference(state, replace(DESIRED, hostname=None))}
 
 
 @pytest.mark.parametrize("file", DESIRED.files[:2], ids=lambda file: file.path)
@@ -204,8 +195,6 @@ def on_docker() -> State:
     proxy = Service("kube-proxy", r"C:\k\kube-proxy.exe", (OVERLAY,))
     overlay = Service(OVERLAY, r"C:\k\hybrid-overlay-node.exe", ("kubelet",))
     return fresh(
-        hostname="win-1",
-        next_hostname="win-1",
         features=dict.fromkeys(DESIRED.features, FeatureState.ENABLED),
         services={one.name: one for one in (DOCKER, kubelet, proxy, overlay)},
         networks=(Network("1", DESIRED.networks[0]), Network("2", "nat")),
@@ -368,8 +357,6 @@ def states(draw: st.DrawFn) -> State:
         files[r"C:\k\kubelet.exe"] = "1"
     usable = [FeatureState.ENABLED, FeatureState.DISABLED, FeatureState.PENDING]
     return fresh(
-        hostname=draw(st.sampled_from(["win-1", "win-old"])),
-        next_hostname=draw(st.sampled_from(["WIN-1", "win-old"])),
         version=draw(st.sampled_from(["", "1.9.9", "2.0.0"])),
         features={name: draw(st.sampled_from(usable)) for name in DESIRED.features},
         services=services,
@@ -406,8 +393,6 @@ def test_from_any_state_it_ends_as_it_should_be(state: State) -> None:
 def test_the_plan_without_a_restart_is_exactly_what_is_done(state: State) -> None:
     ready = replace(
         state,
-        hostname="win-1",
-        next_hostname="win-1",
         features=dict.fromkeys(DESIRED.features, FeatureState.ENABLED),
     )
     planned = difference(ready, DESIRED)
@@ -429,6 +414,16 @@ def test_a_restart_of_the_host_at_any_step_changes_nothing_of_how_it_ends(
     host.reboot()
     drive(host)
     assert theirs(host.read()) == theirs(state)
+
+
+def test_removal_stops_what_containerd_was_made_to_depend_on_after_containerd() -> None:
+    overlay = Service(OVERLAY, r"C:\k\hybrid-overlay-node.exe")
+    containerd = Service("containerd", EXE["containerd"], (OVERLAY,))
+    state = fresh(services={one.name: one for one in (overlay, containerd)})
+    assert titles(drive(PerfectHost(state, DESIRED), removal))[:2] == [
+        "stop the service containerd",
+        f"stop the service {OVERLAY}",
+    ]
 
 
 @quick

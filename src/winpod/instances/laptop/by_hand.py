@@ -156,7 +156,7 @@ class ByHand:
             if decision.deed in (Deed.REST, Deed.LET_GO):
                 return state
             if decision.deed in (Deed.APPLY, Deed.REMOVE):
-                state = await self._change(desired, steps, had_node=node is not None)
+                state = self._known = await self._change(desired, steps, had_node=node is not None)
             else:
                 await self._advance(decision, pods)
 

@@ -111,7 +111,6 @@ def _crictl(*words: str) -> tuple[str, ...]:
 
 
 _LINES: Mapping[Do, Callable[[str, Desired], tuple[str, ...]]] = {
-    Do.RENAME_HOST: lambda name, _: (powershell.rename_computer(name),),
     Do.ENABLE_FEATURE: _enable,
     Do.REMOVE_POD: lambda pod, _: _crictl("rmp", "--force", pod),
     Do.REMOVE_NETWORK: lambda network, _: (powershell.remove_network(network),),

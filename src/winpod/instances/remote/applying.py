@@ -137,8 +137,6 @@ def _changed_by(steps: Sequence[Step], desired: Desired) -> list[Part]:
     """What steps of one kind may have changed. A boot may change anything."""
     question, targets = what_to_ask(desired), [step.target for step in steps]
     match steps[0].do:
-        case Do.RENAME_HOST:
-            return [parts.names_part()]
         case Do.ENABLE_FEATURE:
             return list(map(parts.feature_part, targets))
         case Do.REMOVE_NETWORK:

@@ -60,7 +60,7 @@ class Part:
 def every_part(question: Question) -> list[Part]:
     return [
         windows_part(),
-        names_part(),
+        name_part(),
         *map(feature_part, question.features),
         machine_part(),
         version_part(),
@@ -88,13 +88,13 @@ def windows_part() -> Part:
     return Part((call("reg.exe", "query", WINDOWS_KEY),), read)
 
 
-def names_part() -> Part:
+def name_part() -> Part:
     def read(state: State, answer: Section) -> State:
         values = read_values(answer.text)
         now = values.text("Hostname")
         if not now:
             raise OddAnswer(f"its registry has no host name: {last_line(answer.text)}.")
-        return replace(state, hostname=now, next_hostname=values.text("NV Hostname") or now)
+        return replace(state, hostname=now)
 
     return Part((call("reg.exe", "query", NAMES_KEY),), read)
 

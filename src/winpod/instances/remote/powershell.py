@@ -18,7 +18,6 @@ BOOTED = "(Get-CimInstance -ClassName Win32_OperatingSystem).LastBootUpTime.ToFi
 FREE_BYTES = "(Get-PSDrive -Name C).Free"
 NETWORKS = "Get-HnsNetwork | Select-Object -Property Id, Name, Type | ConvertTo-Json -Compress"
 
-_COMPUTER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NETWORK_ID = re.compile(r"[0-9A-Fa-f-]{36}")
 
 
@@ -26,14 +25,6 @@ def powershell(*statements: str) -> str:
     return call(
         "powershell.exe", "-NoProfile", "-NonInteractive", "-Command", "; ".join(statements)
     )
-
-
-def rename_computer(name: str) -> str:
-    if not _COMPUTER_NAME.fullmatch(name):
-        raise InvalidInput(
-            f"{name} is no name for a computer.", "Use letters, digits and dashes, at most 63."
-        )
-    return powershell(f"Rename-Computer -NewName '{name}' -Force")
 
 
 def remove_network(network_id: str) -> str:

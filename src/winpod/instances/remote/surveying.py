@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from winpod.instances.remote.parts import Part, every_part, names_part, windows_part
+from winpod.instances.remote.parts import Part, every_part, name_part, windows_part
 from winpod.instances.remote.scripts import OddAnswer, Section, last_line
 from winpod.instances.rules.desired import Question
 from winpod.instances.rules.state import State
 from winpod.windows.builds import Build
 
 SURVEY_SECONDS = 600.0
-_NOTHING = State(Build(10, 0, 0), "", "", "", "")
+_NOTHING = State(Build(10, 0, 0), "", "", "")
 
 
 class Asked(Protocol):
@@ -33,7 +33,7 @@ async def survey(host: Asked, question: Question, seconds: float = SURVEY_SECOND
 
 async def identify(host: Asked) -> State:
     """Only which Windows it is and what it is called, on which what it should be depends."""
-    return await survey_parts(host, _NOTHING, [windows_part(), names_part()])
+    return await survey_parts(host, _NOTHING, [windows_part(), name_part()])
 
 
 async def survey_parts(

@@ -8,7 +8,6 @@ from winpod.instances.rules.steps import Do, Step
 AGAIN = "and run the same again: it goes on where it stopped."
 
 _ADVICE = {
-    Do.RENAME_HOST: "See whether the name is taken, or a policy forbids to change it,",
     Do.ENABLE_FEATURE: r"See C:\Windows\Logs\DISM\dism.log for what keeps the feature off,",
     Do.REBOOT: "See the console of the machine, restart it by hand,",
     Do.STOP_SERVICE: "See what keeps the service, end it (sc.exe stop {target}, taskkill),",

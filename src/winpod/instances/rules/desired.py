@@ -69,7 +69,6 @@ class Desired:
     """
 
     version: str
-    hostname: str | None = None
     features: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
     owned: tuple[str, ...] = ()

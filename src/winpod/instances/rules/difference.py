@@ -43,7 +43,7 @@ def difference(state: State, desired: Desired) -> tuple[Step, ...]:
     plan = _Plan(state, desired)
     plan.remove_services()
     plan.remove_networks()
-    plan.rename_and_enable()
+    plan.enable_features()
     plan.remove_pods(files)
     plan.stop_changed(files)
     plan.make_directories()
@@ -90,14 +90,9 @@ class _Plan:
             why = f"it is {network.name}, left of a kubelet that is not installed"
             self.add(Do.REMOVE_NETWORK, network.id, "no such network", network.name, why)
 
-    def rename_and_enable(self) -> None:
-        """A new name and new features share one restart."""
+    def enable_features(self) -> None:
+        """They share one restart."""
         reasons: list[str] = []
-        name, found = self.desired.hostname or "", self.state.next_hostname
-        if name and name.lower() != found.lower():
-            self.add(Do.RENAME_HOST, name, name, found, "the host has another name")
-        if name and name.lower() != self.state.hostname.lower():
-            reasons.append("its new name")
         for feature in self.desired.features:
             is_on = self.state.features.get(feature, FeatureState.ABSENT)
             if is_on is FeatureState.DISABLED:

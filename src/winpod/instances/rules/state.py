@@ -67,7 +67,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`booted` is another text after each boot. `next_hostname` is the name after the next one.
+    """`booted` is another text after each boot.
 
     `version` is what the version file says, nothing where it is not there. `empty` are those of
     the directories with nothing in them. `images` and `pods` are containerd's while it runs, the
@@ -77,7 +77,6 @@ class State:
     build: Build
     product: str
     hostname: str
-    next_hostname: str
     booted: str
     version: str = ""
     features: Mapping[str, FeatureState] = field(default_factory=dict)

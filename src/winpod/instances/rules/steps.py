@@ -10,7 +10,6 @@ from enum import StrEnum
 
 
 class Do(StrEnum):
-    RENAME_HOST = "rename the host to"
     ENABLE_FEATURE = "enable the feature"
     REBOOT = "restart the host"
     STOP_SERVICE = "stop the service"

@@ -72,7 +72,6 @@ def blueprint(
     images = (one for one in settings.images if one.build in (None, build.base))
     return Desired(
         version=payload.version,
-        hostname=joining.hostname,
         features=(CONTAINERS, HYPER_V) if settings.hypervisor else (CONTAINERS,),
         directories=_directories(settings),
         owned=paths.OWNED,

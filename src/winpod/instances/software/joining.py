@@ -11,7 +11,7 @@ class Joining:
     """`authority` is the cluster's, as PEM. `address` is where the instance is reached.
 
     `token` is what it joins with, and not needed once it has. `subnet` is the range of its pods,
-    which a cluster gives only to a Node that is there. `hostname` is a name that it is to get.
+    which a cluster gives only to a Node that is there.
     """
 
     api_server: str
@@ -20,7 +20,6 @@ class Joining:
     address: str = ""
     token: str = field(default="", repr=False)
     subnet: str = ""
-    hostname: str | None = None
 
     @property
     def ip(self) -> str:

@@ -8,9 +8,6 @@
 
 #include "stand_in.h"
 
-#define COMPUTER_NAME L"SYSTEM\\CurrentControlSet\\Control\\ComputerName\\ComputerName"
-#define TCPIP L"SYSTEM\\CurrentControlSet\\Services\\Tcpip\\Parameters"
-
 static int unknown(const wchar_t *statement)
 {
     wchar_t name[128] = L"";
@@ -57,20 +54,6 @@ static int remove_network(const wchar_t *statement)
     return 0;
 }
 
-static int rename_computer(const wchar_t *statement)
-{
-    wchar_t name[64] = L"", line[80];
-    if (swscanf(statement, L"Rename-Computer -NewName '%63[A-Za-z0-9-]' -Force", name) != 1)
-        return unknown(statement);
-    set_text(COMPUTER_NAME, L"ComputerName", name);
-    set_text(TCPIP, L"NV Hostname", name);
-    swprintf(line, 80, L"%ls\n", name);
-    DeleteFileW(L"\\\\?\\unix\\prefix\\next-hostname");
-    write_file(L"\\\\?\\unix\\prefix\\next-hostname", line);
-    complain(L"WARNING: The changes will take effect after you restart the computer.\r\n");
-    return 0;
-}
-
 static int run(const wchar_t *statement)
 {
     wchar_t booted[64] = L"";
@@ -82,8 +65,6 @@ static int run(const wchar_t *statement)
     } else if (!wcscmp(statement, L"(Get-PSDrive -Name C).Free")) {
         GetDiskFreeSpaceExW(L"C:\\", &free, NULL, NULL);
         say(L"%llu\r\n", free.QuadPart);
-    } else if (!wcsncmp(statement, L"Rename-Computer ", 16)) {
-        return rename_computer(statement);
     } else if (wcsncmp(statement, L"Get-HnsNetwork ", 15) || !has_containers()) {
         return unknown(statement);
     } else if (wcsstr(statement, L"| Remove-HnsNetwork")) {
