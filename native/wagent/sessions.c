@@ -3,6 +3,7 @@
 #include "wagent.h"
 
 #define QUIET 250 /* ms that a stream others hold open stays silent before an exit counts */
+#define CONSOLE_QUIET 10000 /* a console ends by itself, when it has shown everything */
 
 struct session *sessions;
 
@@ -79,7 +80,8 @@ static BOOL is_quiet(struct session *session)
 {
     BOOL listening = (!session->output.pipe || session->output.reading)
         && (!session->errors.pipe || session->errors.reading);
-    return listening && GetTickCount64() - session->last_heard > QUIET;
+    ULONGLONG quiet = session->screen ? CONSOLE_QUIET : QUIET;
+    return listening && GetTickCount64() - session->last_heard > quiet;
 }
 
 /* A program has exited when it has ended and all that it wrote is on its way. Where others hold its

@@ -59,6 +59,7 @@ static pid_t start_agent(int port, char **command)
         signal(SIGPIPE, SIG_DFL);
         dup2(to[0], 0);
         dup2(from[1], 1);
+        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), 2); /* not the guest's terminal: Wine would use it */
         execvp(command[0], command);
         _exit(127);
     }

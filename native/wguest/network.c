@@ -1,4 +1,4 @@
-/* The address and the route of a microVM's interface. */
+/* The addresses and the routes of a microVM's interfaces. */
 
 #define _GNU_SOURCE
 #include "wguest.h"
@@ -8,10 +8,18 @@
 #include <net/if.h>
 #include <net/route.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+/* What the kernel's own header says, which does not go together with those of a C library. */
+struct address6 {
+    struct in6_addr address;
+    uint32_t prefix;
+    int interface;
+};
 
 static bool put(struct sockaddr *where, const char *text)
 {
@@ -27,27 +35,77 @@ static void put_mask(struct sockaddr *where, int prefix)
     address->sin_addr.s_addr = prefix ? htonl(~0u << (32 - prefix)) : 0;
 }
 
-int set_address(const char *interface, const char *address, const char *prefix)
+static int set_address4(int network, struct ifreq *asked, const char *address, int prefix)
 {
-    int network = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), bits = atoi(prefix), error = 0;
-    struct ifreq asked = {0};
-    strncpy(asked.ifr_name, interface, IFNAMSIZ - 1);
-    if (bits < 0 || bits > 32 || !put(&asked.ifr_addr, address))
-        error = EINVAL;
-    else if (ioctl(network, SIOCSIFADDR, &asked))
-        error = errno;
-    put_mask(&asked.ifr_netmask, bits);
-    if (!error && ioctl(network, SIOCSIFNETMASK, &asked))
-        error = errno;
-    asked.ifr_flags = IFF_UP | IFF_RUNNING;
-    if (!error && ioctl(network, SIOCSIFFLAGS, &asked))
-        error = errno;
+    if (prefix < 0 || prefix > 32 || !put(&asked->ifr_addr, address))
+        return EINVAL;
+    if (ioctl(network, SIOCSIFADDR, asked))
+        return errno;
+    put_mask(&asked->ifr_netmask, prefix);
+    return ioctl(network, SIOCSIFNETMASK, asked) ? errno : 0;
+}
+
+static int set_address6(const char *interface, const char *address, int prefix)
+{
+    struct address6 asked = {.prefix = (uint32_t)prefix};
+    asked.interface = (int)if_nametoindex(interface);
+    if (!asked.interface)
+        return ENODEV;
+    if (prefix < 0 || prefix > 128 || inet_pton(AF_INET6, address, &asked.address) != 1)
+        return EINVAL;
+    int network = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int error = ioctl(network, SIOCSIFADDR, &asked) && errno != EEXIST ? errno : 0;
     close(network);
     return error;
 }
 
-int set_route(const char *gateway)
+static int raise_interface(int network, struct ifreq *asked)
 {
+    asked->ifr_flags = IFF_UP | IFF_RUNNING;
+    return ioctl(network, SIOCSIFFLAGS, asked) ? errno : 0;
+}
+
+int raise_loopback(void)
+{
+    struct ifreq asked = {.ifr_name = "lo"};
+    int network = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int error = raise_interface(network, &asked);
+    close(network);
+    return error;
+}
+
+int set_address(const char *interface, const char *address, const char *prefix)
+{
+    int network = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
+    struct ifreq asked = {0};
+    strncpy(asked.ifr_name, interface, IFNAMSIZ - 1);
+    bool is_new = strchr(address, ':');
+    if (!is_new)
+        error = set_address4(network, &asked, address, atoi(prefix));
+    if (!error)
+        error = raise_interface(network, &asked);
+    if (!error && is_new)
+        error = set_address6(interface, address, atoi(prefix));
+    close(network);
+    return error;
+}
+
+static int set_route6(const char *interface, const char *gateway)
+{
+    struct in6_rtmsg route = {.rtmsg_flags = RTF_UP | RTF_GATEWAY, .rtmsg_metric = 1};
+    route.rtmsg_ifindex = (int)if_nametoindex(interface);
+    if (inet_pton(AF_INET6, gateway, &route.rtmsg_gateway) != 1)
+        return EINVAL;
+    int network = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int error = ioctl(network, SIOCADDRT, &route) ? errno : 0;
+    close(network);
+    return error;
+}
+
+int set_route(const char *interface, const char *gateway)
+{
+    if (strchr(gateway, ':'))
+        return set_route6(interface, gateway);
     int network = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct rtentry route = {.rt_flags = RTF_UP | RTF_GATEWAY};
     bool is_one = put(&route.rt_gateway, gateway);

@@ -140,11 +140,18 @@ static int address(char **words, struct answer *answer)
     return set_address(words[0], words[1], words[2]);
 }
 
-/* GATEWAY */
+/* INTERFACE GATEWAY */
 static int route(char **words, struct answer *answer)
 {
     (void)answer;
-    return set_route(words[0]);
+    return set_route(words[0], words[1]);
+}
+
+/* PORT NUMBER ADDRESS... */
+static int dial_it(char **words, struct answer *answer)
+{
+    (void)answer;
+    return dial(words);
 }
 
 static int start(char **words, struct answer *answer)
@@ -199,7 +206,8 @@ static const struct {
     {"clock", 1, 1, set_clock},
     {"stir", 1, 1, stir},
     {"address", 3, 3, address},
-    {"route", 1, 1, route},
+    {"route", 2, 2, route},
+    {"dial", 3, MOST_WORDS, dial_it},
     {"start", 8, MOST_WORDS, start},
     {"run", 2, MOST_WORDS, run},
     {"kill", 1, 1, kill_it},

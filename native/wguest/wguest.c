@@ -43,6 +43,25 @@ static void load_modules(void)
     }
 }
 
+/* As in the network of any pod: a program without rights may listen on every port, and ping. The
+ * addresses that a pod gets were chosen for it, and nobody else is asked about them. */
+static void open_network(void)
+{
+    static const char *const settings[][2] = {
+        {"/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"},
+        {"/proc/sys/net/ipv4/ping_group_range", "0 2147483647"},
+        {"/proc/sys/net/ipv6/conf/default/accept_dad", "0"},
+        {"/proc/sys/net/ipv6/conf/default/accept_ra", "0"},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        int file = open(settings[i][0], O_WRONLY | O_CLOEXEC);
+        if (write(file, settings[i][1], strlen(settings[i][1])) < 0)
+            fprintf(stderr, "wguest: %s: %s\n", settings[i][0], strerror(errno));
+        close(file);
+    }
+    raise_loopback();
+}
+
 static void set_up(void)
 {
     static const char *const places[][3] = {
@@ -58,6 +77,7 @@ static void set_up(void)
             fprintf(stderr, "wguest: %s: %s\n", places[i][1], strerror(errno));
     }
     load_modules();
+    open_network();
 }
 
 int open_port(const char *name)

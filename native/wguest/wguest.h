@@ -22,7 +22,9 @@ int mount_in_shell(const char *name, const char *source, const char *target);
 int rename_in_shell(const char *name, const char *hostname);
 int run_program(const char *result, char **command);
 int set_address(const char *interface, const char *address, const char *prefix);
-int set_route(const char *gateway);
+int set_route(const char *interface, const char *gateway);
+int raise_loopback(void);
+int dial(char **words);
 
 int open_port(const char *name);
 void reap(void);

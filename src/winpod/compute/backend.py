@@ -6,6 +6,7 @@ is true after a restart of this process. There are real containers, and simulate
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,15 @@ class Backend(Protocol):
         """Returns when what its containers need besides its network is gone; else never."""
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
+
+    async def processors(self, sandbox: str) -> int:
+        """How many its programs see."""
+
+    async def dial(
+        self, sandbox: str, port: int, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A connection to a port as a program of the sandbox would make it; OSError where nobody
+        listens. None where that is made in the sandbox's network namespace."""
 
     async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
         """What a sandbox has as a whole, where it has that; a zero leaves it as it is."""

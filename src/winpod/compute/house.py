@@ -7,7 +7,8 @@ much of them there is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +41,15 @@ class House(Protocol):
 
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         """Its interface is there too."""
+
+    async def processors(self, sandbox: Path) -> int:
+        """How many its programs see."""
+
+    async def dial(
+        self, sandbox: Path, port: int, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A connection to a port as a program of the sandbox would make it; OSError where nobody
+        listens. None where that is made in the sandbox's network namespace."""
 
     async def until_dead(self, sandbox: Path) -> None:
         """Returns when no container can go on in a sandbox that nobody has stopped; else never."""

@@ -129,8 +129,18 @@ class HostProcessRefused(WinpodError):
         )
 
 
-def make_plan(asked: ContainerAsked, image: ImageConfig, *, hostname: str, host_cpus: int) -> Plan:
-    """The plan, or the sentence that says why there is none."""
+def make_plan(
+    asked: ContainerAsked,
+    image: ImageConfig,
+    *,
+    hostname: str,
+    host_cpus: int,
+    sandbox_cpus: int = 0,
+) -> Plan:
+    """The plan, or the sentence that says why there is none.
+
+    `sandbox_cpus` is how many the programs of the pod see, where that is not all of the host's.
+    """
     if asked.host_process:
         raise HostProcessRefused
     user = find_user(asked.user or image.user)
@@ -142,6 +152,7 @@ def make_plan(asked: ContainerAsked, image: ImageConfig, *, hostname: str, host_
         )
     resources = with_annotations(asked.resources, asked.annotations)
     limits = enforce(resources, host_cpus)
+    processors = limits.processors if resources.cpu_count else sandbox_cpus or host_cpus
     mounts = _mounts(asked.mounts)
     taken = {collision_key(mount.destination) for mount in mounts}
     return Plan(
@@ -153,7 +164,7 @@ def make_plan(asked: ContainerAsked, image: ImageConfig, *, hostname: str, host_
             args=asked.args,
         ),
         cwd=container_path(asked.cwd or image.cwd or "C:\\"),
-        env=merge(_own_variables(user, hostname, limits), image.env, asked.env),
+        env=merge(_own_variables(user, hostname, processors), image.env, asked.env),
         user=user,
         mounts=mounts,
         volumes=tuple(v for v in _volumes(image.volumes) if collision_key(v) not in taken),
@@ -167,10 +178,10 @@ def make_plan(asked: ContainerAsked, image: ImageConfig, *, hostname: str, host_
     )
 
 
-def _own_variables(user: User, hostname: str, limits: Enforced) -> Environment:
+def _own_variables(user: User, hostname: str, processors: int) -> Environment:
     return (
         ("COMPUTERNAME", hostname.upper()[:15]),
-        ("NUMBER_OF_PROCESSORS", str(limits.processors)),
+        ("NUMBER_OF_PROCESSORS", str(processors)),
         ("USERNAME", user.name),
         ("USERPROFILE", f"C:\\Users\\{user.name}"),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -84,6 +84,13 @@ class ShellHouse:
 
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         del sandbox, interface, result
+
+    async def processors(self, sandbox: Path) -> int:
+        del sandbox
+        return len(os.sched_getaffinity(0))
+
+    async def dial(self, sandbox: Path, port: int, addresses: Sequence[str]) -> None:
+        del sandbox, port, addresses
 
     async def until_dead(self, sandbox: Path) -> None:
         """Each shell ends by itself, and takes its container along and no other."""

@@ -8,6 +8,7 @@ The command `simulate CODE SECONDS` ends by itself, with that code after that ti
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,13 @@ class SimulatedBackend:
 
     async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
         del sandbox, interface, result
+
+    async def processors(self, sandbox: str) -> int:
+        del sandbox
+        return len(os.sched_getaffinity(0))
+
+    async def dial(self, sandbox: str, port: int, addresses: Sequence[str]) -> None:
+        del sandbox, port, addresses
 
     async def until_sandbox_dies(self, sandbox: str) -> None:
         del sandbox

@@ -100,6 +100,16 @@ class WineBackend:
         folder = self._sandbox(sandbox)
         await self._house(folder).until_dead(folder)
 
+    async def processors(self, sandbox: str) -> int:
+        folder = self._sandbox(sandbox)
+        return await self._house(folder).processors(folder)
+
+    async def dial(
+        self, sandbox: str, port: int, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        folder = self._sandbox(sandbox)
+        return await self._house(folder).dial(folder, port, addresses)
+
     async def remove_sandbox(self, sandbox: str) -> None:
         folder = self._sandbox(sandbox)
         await self._house(folder).leave(folder)
@@ -122,7 +132,9 @@ class WineBackend:
         await house.furnish(room, asked, sandbox, folder)
         build = registry_of(self._base.prefix, house.booted_as, asked.build, asked.layers)
         (folder / "registry").write_bytes(registry_frames([*build, *names_of(sandbox)]))
-        await start_relay(folder)
+        if pipes:
+            await house.until_up(room)
+            await start_relay(folder)
 
     async def start(self, container: str) -> None:
         folder = self._folder(container)

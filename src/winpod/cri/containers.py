@@ -90,7 +90,8 @@ class Containers:
             raise InvalidInput("the container has no name.", "metadata.name is required.")
         image = await self._image(config.image, sandbox)
         volumes = await self._image_volumes(config, sandbox)
-        plan = self._plan(config, sandbox, image, volumes)
+        cpus = await self._backend.processors(sandbox.id)
+        plan = self._plan(config, sandbox, image, volumes, cpus)
         container = Container(
             id=secrets.token_hex(32),
             sandbox=sandbox.id,
@@ -154,6 +155,7 @@ class Containers:
         sandbox: Sandbox,
         image: StoredImage,
         volumes: Mapping[str, StoredImage],
+        cpus: int,
     ) -> Plan:
         document = json.loads(self._store.content(image.manifest))
         described = read_image_config(self._store.content(document["config"]["digest"]))
@@ -163,6 +165,7 @@ class Containers:
             described,
             hostname=sandbox.hostname,
             host_cpus=self._host_cpus,
+            sandbox_cpus=cpus,
         )
 
     def _asked(

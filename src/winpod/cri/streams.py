@@ -20,6 +20,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import Networks
 from winpod.cri.state import Container, Phase, State
 from winpod.cri.streaming import ByteReader, StreamingServer
+from winpod.network.errors import NotListening
 from winpod.windows.errors import InvalidInput, WinpodError
 
 HANG_UP_SECONDS = 5.0
@@ -114,7 +115,12 @@ class Joints:
         self, sandbox_id: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         sandbox = ready_sandbox(self._state, sandbox_id)
-        return await self._networks.dial(sandbox.id, port, sandbox.ips.split())
+        addresses = sandbox.ips.split()
+        try:
+            found = await self._backend.dial(sandbox.id, port, addresses)
+        except OSError as error:
+            raise NotListening(sandbox.id, port, error.strerror or str(error)) from None
+        return found or await self._networks.dial(sandbox.id, port, addresses)
 
 
 class TooSlow(WinpodError):

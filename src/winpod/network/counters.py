@@ -12,6 +12,8 @@ from winpod.network.namespaces import inside
 _COUNTERS = Path("/proc/thread-self/net/dev")
 _ROUTES = Path("/proc/thread-self/net/route")
 _ANYWHERE = "00000000"
+_NOT_THE_PODS = ("lo", "tap0")
+"""The other is the way to a microVM, by which all of it goes a second time."""
 _NOT_THE_MACHINES = ("lo", "veth")
 
 
@@ -31,7 +33,7 @@ class Counters:
 def read_counters(netns: Path) -> list[Counters]:
     """Of every interface but loopback, the sandbox's own first."""
     found = parse_counters(inside(netns, _COUNTERS.read_text))
-    shown = [counters for counters in found if counters.interface != "lo"]
+    shown = [counters for counters in found if counters.interface not in _NOT_THE_PODS]
     return sorted(shown, key=lambda counters: counters.interface != INTERFACE)
 
 

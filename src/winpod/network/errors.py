@@ -54,6 +54,9 @@ class NotConnected(NotFound):
 class NotListening(Unavailable):
     """Nobody took a connection to a port of a sandbox."""
 
+    def __init__(self, sandbox: str, port: int, reason: str) -> None:
+        super().__init__(f'failed to connect to localhost:{port} for pod "{sandbox}": {reason}.')
+
 
 class NamespaceFailed(WinpodError):
     """The kernel did not make, enter or remove a network namespace."""

@@ -74,15 +74,11 @@ class SandboxNetworks:
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port as a process of the sandbox would make it: to localhost, or to
-        one of the sandbox's own addresses, which is where Windows dials. A sandbox in a microVM
-        answers at its addresses, and only to those outside."""
+        one of the sandbox's own addresses, which is where Windows dials."""
         reason = ""
-        inside = [(address, True) for address in (*_LOCALHOST, *addresses)]
-        for address, is_inside in (*inside, *((address, False) for address in addresses)):
+        for address in (*_LOCALHOST, *addresses):
             make = partial(socket.socket, socket.AF_INET6 if ":" in address else socket.AF_INET)
-            if is_inside:
-                make = partial(self.namespaces.call, sandbox_id, make)
-            dialled = await asyncio.to_thread(make)
+            dialled = await asyncio.to_thread(self.namespaces.call, sandbox_id, make)
             dialled.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(dialled, (address, port))
@@ -90,9 +86,7 @@ class SandboxNetworks:
             except OSError as error:
                 dialled.close()
                 reason = reason or error.strerror or str(error)
-        raise NotListening(
-            f'failed to connect to localhost:{port} for pod "{sandbox_id}": {reason}.'
-        )
+        raise NotListening(sandbox_id, port, reason)
 
     def use(self, subnets: Sequence[Subnet]) -> None:
         if self._write_told:

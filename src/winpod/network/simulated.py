@@ -61,9 +61,7 @@ class SimulatedNetworks:
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         del addresses
-        raise NotListening(
-            f'failed to connect to localhost:{port} for pod "{sandbox_id}": it is simulated.'
-        )
+        raise NotListening(sandbox_id, port, "it is simulated")
 
     def holds(self, sandbox_id: str) -> bool:
         return sandbox_id in self.connected

@@ -20,7 +20,13 @@ from typing import Any
 from winpod.compute import cgroups, disks, mounts
 from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
 from winpod.compute.drive import Drive
-from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone, ShellFailed
+from winpod.compute.errors import (
+    GuestRefused,
+    MachineFailed,
+    MachineGone,
+    MemoryInUse,
+    ShellFailed,
+)
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.hypervisor.arguments import WARM
 from winpod.compute.hypervisor.asked import machine_asked
@@ -129,6 +135,9 @@ class GuestHouse:
             os.close(tap)
         await tell_guest(machine.guest, link)
 
+    async def processors(self, sandbox: Path) -> int:
+        return (await self.machine(sandbox / "vm").size.now()).processors
+
     async def dial(
         self, sandbox: Path, port: int, addresses: Sequence[str]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -137,8 +146,7 @@ class GuestHouse:
         return await self._lines[sandbox].open(port, addresses)
 
     async def until_dead(self, sandbox: Path) -> None:
-        if pid := self.machine(sandbox / "vm").pid:
-            await until_gone(pid)
+        await self.machine(sandbox / "vm").until_dead()
 
     async def leave(self, sandbox: Path) -> None:
         if cloning := self._cloning.pop(sandbox, None):
@@ -208,6 +216,10 @@ class GuestHouse:
 
     async def _limit(self, room: Room, limits: Enforced, *, is_new: bool) -> None:
         machine = self.machine(machine_of(room))
+        counted = cgroups.count_unified(await self._counted(room))
+        used = counted.private_bytes + counted.shared_bytes
+        if limits.memory_bytes and limits.memory_bytes < used:
+            raise MemoryInUse(limits.memory_bytes, used)
         await machine.size.fit(room.folder.parent.name, limits, is_new=is_new)
         guest = machine.guest
         for file, text in cgroups.unified_writes(limits):

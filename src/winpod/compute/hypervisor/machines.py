@@ -183,6 +183,19 @@ class PodMachine:
             place = f"root{SOCKETS['network']}"
             await qmp.do("device_add", **device, mac=mac, host_mtu=mtu, bus=place)
 
+    async def until_dead(self) -> None:
+        """Until QEMU has ended, or a server of its files: a guest that waits for one is no use."""
+        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *_SHARES))
+        ends = [
+            asyncio.ensure_future(until_gone(pid)) for pid in found if pid and self._is_own(pid)
+        ]
+        try:
+            if len(ends) > len(_SHARES):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+
     async def kill(self) -> None:
         """All that runs of it."""
         self.guest.close()

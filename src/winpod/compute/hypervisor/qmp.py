@@ -9,6 +9,7 @@ import array
 import asyncio
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from winpod.compute.agent import short_name
 from winpod.compute.errors import MachineFailed, MachineGone
 
 _PATIENCE = 30.0
+_LISTEN_SECONDS = 1.0
 
 
 class Qmp:
@@ -27,14 +29,27 @@ class Qmp:
     async def __aenter__(self) -> Self:
         self._socket.setblocking(False)
         try:
-            with short_name(self._path) as name:
-                await asyncio.get_running_loop().sock_connect(self._socket, name)
+            await self._connect()
         except OSError as error:
             self._socket.close()
             raise MachineGone(f"QEMU does not answer: {error.strerror}") from None
         await self._line()
         await self.do("qmp_capabilities")
         return self
+
+    async def _connect(self) -> None:
+        """A socket that is new is there a moment before QEMU listens on it."""
+        deadline = time.monotonic() + _LISTEN_SECONDS
+        while True:
+            try:
+                with short_name(self._path) as name:
+                    await asyncio.get_running_loop().sock_connect(self._socket, name)
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.005)
+            else:
+                return
 
     async def __aexit__(self, *_: object) -> None:
         self._socket.close()
