@@ -77,7 +77,7 @@ def text(desired: Desired, path: str) -> str:
 
 def fresh(**change: object) -> State:
     features = {"Containers": FeatureState.DISABLED, "Microsoft-Hyper-V": FeatureState.DISABLED}
-    state = State(W2022, "Windows Server 2022", "win-1", "win-1", "1", free_bytes=1 << 40)
+    state = State(W2022, "Windows Server 2022", "win-1", "1", free_bytes=1 << 40)
     return replace(state, features=features, **change)  # type: ignore[arg-type]
 
 
@@ -185,6 +185,15 @@ def test_the_kubelet_is_given_containerd_and_no_flag_that_is_gone() -> None:
     gone = ("--container-runtime=", "--network-plugin", "--pod-infra-container-image", "--docker")
     assert not [flag for flag in flags if flag.startswith(gone)]
     assert TOKEN not in wanted().service("kubelet").command_line
+
+
+def test_logs_of_the_kubelet_and_kube_proxy_are_rotated_where_the_payload_can() -> None:
+    desired = blueprint(SETTINGS, replace(payload(), rotates_logs=True), W2022, JOINING)
+    for name in ("kubelet", "kube-proxy"):
+        _, log, size, age, program, *_ = split(desired.service(name).command_line)
+        assert log == rf"-log-file=C:\var\log\{name}\{name}.log"
+        assert (size, age) == ("-log-file-size=100Mi", "-log-file-age=168h")
+        assert program == rf"C:\k\bin\{name}.exe"
 
 
 def test_an_instance_known_by_name_is_given_no_address() -> None:

@@ -46,6 +46,13 @@ def test_a_payload_is_made_of_a_directory_and_read_back(directory: Path) -> None
     assert kubelet.size == kubelet.source.stat().st_size
 
 
+def test_logs_are_rotated_where_the_program_that_writes_them_can(directory: Path) -> None:
+    assert not make_payload(directory, "6.0.0").rotates_logs
+    runner = directory / "kube-node/kube-log-runner.exe"
+    runner.write_bytes(program(more=bytes((1 << 20) - 320) + b"-log-file-size"))
+    assert make_payload(directory, "6.0.0").rotates_logs
+
+
 def test_making_it_twice_writes_the_same(directory: Path) -> None:
     make_payload(directory, "6.0.0")
     first = (directory / LIST).read_bytes()

@@ -18,7 +18,9 @@ RESERVED = {"cpu": "500m", "memory": "2Gi", "ephemeral-storage": "1Gi"}
 TAINT = {"key": "os", "value": "Windows", "effect": "NoSchedule"}
 
 
-def kubelet_command(settings: InstanceSettings, joining: Joining) -> tuple[str, ...]:
+def kubelet_command(
+    settings: InstanceSettings, joining: Joining, *, rotates: bool
+) -> tuple[str, ...]:
     """Behind the program that writes its log: a service has no output of its own."""
     flags = {
         "config": paths.KUBELET_CONFIG,
@@ -33,15 +35,17 @@ def kubelet_command(settings: InstanceSettings, joining: Joining) -> tuple[str, 
         "v": "2",
     }
     return (
-        *logged(KUBELET, paths.KUBELET_LOGS),
+        *logged(KUBELET, paths.KUBELET_LOGS, rotates=rotates),
         "--windows-service",
         *(f"--{flag}={value}" for flag, value in flags.items() if value),
     )
 
 
-def logged(name: str, logs: str) -> tuple[str, ...]:
+def logged(name: str, logs: str, *, rotates: bool) -> tuple[str, ...]:
+    """`rotates` is whether the runner knows how to: an older one ends over a flag it has not."""
     runner, program = rf"{paths.BIN}\kube-log-runner.exe", rf"{paths.BIN}\{name}.exe"
-    return (runner, rf"-log-file={logs}\{name}.log", program)
+    limits = ("-log-file-size=100Mi", "-log-file-age=168h") if rotates else ()
+    return (runner, rf"-log-file={logs}\{name}.log", *limits, program)
 
 
 def kubelet_config(settings: InstanceSettings) -> str:

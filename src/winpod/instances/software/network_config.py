@@ -80,8 +80,8 @@ def kube_proxy_config(network: NetworkSettings, joining: Joining) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def kube_proxy_command() -> tuple[str, ...]:
-    program = logged("kube-proxy", paths.KUBE_PROXY_LOGS)
+def kube_proxy_command(*, rotates: bool) -> tuple[str, ...]:
+    program = logged("kube-proxy", paths.KUBE_PROXY_LOGS, rotates=rotates)
     return (*program, f"--config={paths.KUBE_PROXY_CONFIG}", "--windows-service")
 
 

@@ -27,6 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERD = re.compile(
     rb"(?:mod|dep)\tgithub\.com/containerd/containerd(?:/v2)?\tv([0-9][^\t\n]*)"
 )
+_LOG_SIZE = b"log-file-size"
 _ADVICE = "Make the payload anew with `winpod instance payload`, from files that you trust."
 
 
@@ -40,12 +41,16 @@ class PayloadFile:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`containerd` is that program's version: its configuration depends on it."""
+    """`containerd` is that program's version: its configuration depends on it.
+
+    It rotates logs where its kube-log-runner.exe does.
+    """
 
     version: str
     architecture: str
     containerd: Version
     files: Mapping[str, PayloadFile]
+    rotates_logs: bool = False
 
     def has(self, name: str) -> bool:
         return name in self.files
@@ -74,7 +79,8 @@ def read_payload(directory: Path) -> Payload:
             f"the payload in {directory} has no {', '.join(missing)}.",
             "No node runs without them: add the files, and make the payload anew.",
         )
-    return Payload(version, architecture, containerd, files)
+    rotates = _has(files["kube-log-runner.exe"].source, _LOG_SIZE)
+    return Payload(version, architecture, containerd, files, rotates)
 
 
 def make_payload(directory: Path, version: str, containerd: str = "") -> Payload:
@@ -154,15 +160,24 @@ def _machine_name(machine: int) -> str:
 
 def _containerd_version(program: Path) -> str:
     """What the Go linker wrote into it; a build from a working copy says no version."""
-    tail = b""
-    for piece in _pieces(program):
-        if match := _CONTAINERD.search(tail + piece):
+    for piece in _overlapping(program):
+        if match := _CONTAINERD.search(piece):
             return match[1].decode().removesuffix("+incompatible")
-        tail = piece[-512:]
     raise BadPayload(
         f"{program} does not say which version of containerd it is.",
         "Name it: its configuration depends on it.",
     )
+
+
+def _has(program: Path, words: bytes) -> bool:
+    return any(words in piece for piece in _overlapping(program))
+
+
+def _overlapping(path: Path) -> Iterator[bytes]:
+    tail = b""
+    for piece in _pieces(path):
+        yield tail + piece
+        tail = piece[-512:]
 
 
 def _hash(path: Path) -> str:

@@ -25,12 +25,12 @@ def wanted_services(
     settings: InstanceSettings, payload: Payload, joining: Joining
 ) -> tuple[WantedService, ...]:
     """kube-proxy comes with the node's range of addresses, which it cannot do without."""
-    network = settings.network
+    network, rotates = settings.network, payload.rotates_logs
     services = [
         _service(CONTAINERD, containerd_command(), "Runs the containers of this node."),
         _service(
             KUBELET,
-            kubelet_command(settings, joining),
+            kubelet_command(settings, joining, rotates=rotates),
             "Runs the pods that the cluster gives to this node.",
             CONTAINERD,
         ),
@@ -46,7 +46,8 @@ def wanted_services(
     if network.kind is not NetworkKind.NONE and joining.subnet:
         above = (HYBRID_OVERLAY,) if network.hybrid_overlay else ()
         about = "Leads to the cluster's services from this node."
-        services.append(_service(KUBE_PROXY, kube_proxy_command(), about, *above))
+        proxy = kube_proxy_command(rotates=rotates)
+        services.append(_service(KUBE_PROXY, proxy, about, *above))
     return tuple(services)
 
 
