@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncssh
 import pytest
-from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane import ControlPlane, KubectlFailed
 from tests.e2e.dying_operator import live_until
 from tests.e2e.helm import objects, rendered
 from tests.e2e.instance_fleet import (
@@ -55,7 +55,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         running.create_namespace("machines")
         chosen = (
             "instances.enabled=true,instances.payload.emptyDir.medium=Memory,"
-            "settings.instances.machineNamespace=machines"
+            "settings.instances.machineNamespace=machines,"
+            "settings.instances.network.kind=win-overlay"
         )
         running.create_namespace(NAMESPACE)
         rights = [
@@ -186,6 +187,15 @@ def test_entries_of_a_config_map_become_nodes_each_on_its_own(
         assert 'winpod_instances{phase="Ready",version="1.0.0"} 2.0' in metrics
         assert "winpod_instance_entries_bad 2.0" in metrics
         assert_no_secrets(plane, fleet, running)
+
+
+def test_kube_proxy_on_an_instance_may_read_what_it_needs_and_no_more(plane: ControlPlane) -> None:
+    """It has the kubelet's credentials."""
+    kubeconfig = ("--kubeconfig", str(plane.kubeconfig_for("system:node:win-q", "system:nodes")))
+    for kind in ("services", "endpointslices.discovery.k8s.io"):
+        assert "items" in plane.kubectl("get", kind, "-A", "-o", "json", *kubeconfig)
+    with pytest.raises(KubectlFailed, match="cannot list resource"):
+        plane.kubectl("get", "daemonsets", "-A", *kubeconfig)
 
 
 def assert_no_secrets(plane: ControlPlane, fleet: Fleet, running: OperatorProcess) -> None:
