@@ -126,6 +126,16 @@ CASES: dict[str, tuple[Pod, list[Node], Image, list[RuntimeClass], list[str]]] =
         [node("a", handlers=PROCESS_ONLY)],
         APP_2019,
         [runtime_class("c", "runhcs-wcow-hypervisor-17763")],
+        [
+            "give node a hypervisor isolation: `winpod base build --with-hypervisor` there, and "
+            "KVM, or leave to emulate (WINPOD_ALLOW_EMULATION=1)"
+        ],
+    ),
+    "handler missing, though there are guests": (
+        pod(runtime_class="c"),
+        [node("a", handlers=PROCESS_ONLY | {"runhcs-wcow-hypervisor"})],
+        APP_2019,
+        [runtime_class("c", "runhcs-wcow-hypervisor-17763")],
         ['configure handler "runhcs-wcow-hypervisor-17763" in the container runtime of node a'],
     ),
     "guest too new": (

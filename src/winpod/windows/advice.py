@@ -20,6 +20,7 @@ from winpod.windows.handlers import (
     Handlers,
     hypervisor_for,
 )
+from winpod.windows.isolation import Isolation
 from winpod.windows.objects import (
     ARCH_LABEL,
     BUILD_LABEL,
@@ -260,6 +261,12 @@ def _configure_handler(reason: Reason, situation: Situation) -> Change | None:
     name = handler.name if node.runtime == "winpod" else reason.about
     after = replace(situation, node=replace(node, handlers=node.handlers | {name}))
     sentence = f'configure handler "{name}" in the container runtime of node {node.name}'
+    is_guest = handler.isolation is Isolation.HYPERVISOR
+    if node.runtime == "winpod" and is_guest and HYPERVISOR.name not in node.handlers:
+        sentence = (
+            f"give node {node.name} hypervisor isolation: `winpod base build --with-hypervisor` "
+            "there, and KVM, or leave to emulate (WINPOD_ALLOW_EMULATION=1)"
+        )
     return Change(sentence, _NODE_WORK, after)
 
 
