@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,11 +32,16 @@ class Recorder:
 
     statuses: dict[str, list[v1.PodStatus]] = field(default_factory=dict)
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
+    annotations: dict[str, dict[str, str]] = field(default_factory=dict)
     away: list[str] = field(default_factory=list)
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         self.statuses.setdefault(uid_of(pod), []).append(status)
+        self.told.set()
+
+    async def annotate(self, pod: v1.Pod, annotations: Mapping[str, str]) -> None:
+        self.annotations[uid_of(pod)] = dict(annotations)
         self.told.set()
 
     async def event(

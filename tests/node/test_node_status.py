@@ -1,14 +1,18 @@
 """The Node object of a Windows node, field by field."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+from lightkube.models import core_v1 as v1
+
 from tests.node.known_objects import facts_in
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.facts import MIB, Reserved, Share
 from winpod.node.node_status import (
+    EMULATED,
     WINDOWS_TAINT,
     Found,
     Machine,
@@ -17,6 +21,7 @@ from winpod.node.node_status import (
     is_news,
     new_node,
     node_status,
+    wrong_labels,
 )
 from winpod.windows.builds import parse_build
 
@@ -28,7 +33,7 @@ def test_a_node_says_which_windows_it_is(tmp_path: Path) -> None:
     facts = replace(
         facts_in(tmp_path, taints=(WINDOWS_TAINT,)), build=parse_build("10.0.17763.805")
     )
-    node = new_node(facts, node_status(facts, Machine(port=10250), WELL, None, NOW))
+    node = new_node(facts, WELL, node_status(facts, Machine(port=10250), WELL, None, NOW))
     assert node.metadata
     assert node.metadata.labels == {
         "kubernetes.io/os": "windows",
@@ -113,6 +118,30 @@ def test_a_condition_that_stays_keeps_the_time_it_began_and_is_no_news(tmp_path:
     assert is_news(first, None)
     assert not is_news(same, first)
     assert is_news(broken, same)
+
+
+def test_a_node_whose_guests_are_emulated_says_so_and_no_longer_when_it_has_none(
+    tmp_path: Path,
+) -> None:
+    facts = facts_in(tmp_path)
+    info = {"hypervisor": json.dumps({"accelerator": "emulation", "trouble": None})}
+    found = found_of(api.VersionResponse(), api.StatusResponse(info=info), [], frozenset())
+    plain = node_status(facts, Machine(), WELL, None, NOW)
+    emulated = node_status(facts, Machine(), found, plain, NOW)
+    without = node_status(facts, Machine(), WELL, emulated, NOW)
+    assert _told(plain).get(EMULATED) is None
+    assert _told(emulated)[EMULATED] == ("True", "NoHardwareVirtualization")
+    assert _told(without)[EMULATED] == ("False", "NoHypervisor")
+    assert is_news(emulated, plain)
+    node = new_node(facts, found, emulated)
+    assert node.metadata
+    assert (node.metadata.labels or {})["winpod.dev/hypervisor"] == "emulation"
+    assert wrong_labels(node, found.labels) == {}
+    assert wrong_labels(node, WELL.labels) == {"winpod.dev/hypervisor": None}
+
+
+def _told(status: v1.NodeStatus) -> dict[str, tuple[str, str | None]]:
+    return {c.type: (c.status, c.reason) for c in status.conditions or ()}
 
 
 def test_a_node_tells_of_its_largest_images(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def _placement(pod: dict[str, Any]) -> Iterator[str]:
     yield f"  node: {pod['node'] or 'none'}"
     if pod["why"]:
         yield f"  why: {pod['handler']}, {pod['why']}"
+    if pod["accelerator"]:
+        yield f"  accelerator: {pod['accelerator']}"
     yield from (f"  unknown: {line}" for line in pod["unknown"])
     yield from (f"  against: {line}" for line in pod["against"])
     yield from (f"  advice: {line}" for line in pod["advice"])

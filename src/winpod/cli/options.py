@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from winpod.compute.hypervisor.accelerator import Accelerator
+
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -53,6 +55,11 @@ def human_size(size: float) -> str:
 
 
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def emulated(accelerator: str) -> str:
+    """What people should see at once: it is many times slower."""
+    return " (emulated)" if accelerator == Accelerator.EMULATION else ""
 
 
 def ago(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from winpod.cli.options import print_table
+from winpod.cli.options import emulated, print_table
 from winpod.windows.builds import parse_build
 
 Lines = tuple[str, ...]
@@ -35,7 +35,7 @@ def _row(pod: dict[str, Any]) -> Sequence[str]:
         name,
         pod["node"] or "-",
         build.release.short_name if build and build.release else pod["build"] or "-",
-        pod["handler"] or "-",
+        f"{pod['handler']}{emulated(pod['accelerator'])}" if pod["handler"] else "-",
         ", ".join(pod["images"]),
         pod["ip"] or "-",
         pod["ready"],

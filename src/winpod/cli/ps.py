@@ -15,11 +15,13 @@ import typer
 
 from winpod.cli.containers import Clients, Listed, container_status, list_containers, with_runtimes
 from winpod.cli.names import has_pods
-from winpod.cli.options import Format, Output, Root, ago, print_table, short_id
+from winpod.cli.options import Format, Output, Root, ago, emulated, print_table, short_id
 from winpod.cri.config import read_config
+from winpod.cri.guests import SANDBOX_INFO, told_accelerator
 from winpod.cri.labels import PORTS_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput
+from winpod.windows.handlers import PROCESS
 
 _FILTERS = ("name", "status", "image", "label")
 _STATES = {
@@ -28,6 +30,7 @@ _STATES = {
     api.CONTAINER_EXITED: "exited",
     api.CONTAINER_UNKNOWN: "unknown",
 }
+Told = tuple[Listed, Any, str]
 _SECOND = 1_000_000_000
 
 
@@ -59,24 +62,33 @@ def command(
     wanted = [_parse_filter(text) for text in filters or ()]
     shown = everything or any(key == "status" for key, _ in wanted)
 
-    async def read(clients: Clients) -> list[tuple[Listed, Any]]:
+    async def read(clients: Clients) -> list[Told]:
         listed = [
             one
             for one in await list_containers(clients)
             if (shown or one.is_running) and all(_holds(one, *pair) for pair in wanted)
         ]
-        statuses = await asyncio.gather(*(container_status(one.client, one.id) for one in listed))
-        return list(zip(listed, statuses, strict=True))
+        return await asyncio.gather(*(_look(one) for one in listed))
 
     found = with_runtimes(root, read)
     if quiet:
-        for one, _ in found:
+        for one, _, _ in found:
             print(one.id if no_trunc else short_id(one.id))
     elif output is Format.JSON:
-        print(json.dumps([_as_json(*pair) for pair in found], indent=2))
+        print(json.dumps([_as_json(*told) for told in found], indent=2))
     else:
         columns = ("id", "image", "created", "status", "ports", "name")
-        print_table(columns, [_row(one, status, no_trunc) for one, status in found])
+        print_table(columns, [_row(*told, no_trunc) for told in found])
+
+
+async def _look(one: Listed) -> Told:
+    """A container, its status, and what runs its pod's microVM, if it has one."""
+    status = await container_status(one.client, one.id)
+    if one.sandbox.runtime_handler == PROCESS.name:
+        return one, status, ""
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=one.sandbox.id, verbose=True)
+    sandbox = await one.client.call("PodSandboxStatus", request)
+    return one, status, told_accelerator(sandbox.info, SANDBOX_INFO)
 
 
 def _list_pods(root: Path | None, output: Format) -> None:
@@ -125,12 +137,12 @@ def _holds(one: Listed, key: str, value: str) -> bool:
     return value in (one.name if key == "name" else one.image)
 
 
-def _row(one: Listed, status: Any, whole: bool) -> Sequence[str]:
+def _row(one: Listed, status: Any, accelerator: str, whole: bool) -> Sequence[str]:
     return (
         one.id if whole else short_id(one.id),
         one.image,
         f"{_ago(status.created_at)} ago",
-        describe_status(status),
+        describe_status(status) + emulated(accelerator),
         one.sandbox.annotations.get(PORTS_ANNOTATION, "") if one.is_running else "",
         one.name,
     )
@@ -149,7 +161,7 @@ def _ago(moment: int) -> str:
     return ago((time.time_ns() - moment) / _SECOND)
 
 
-def _as_json(one: Listed, status: Any) -> dict[str, Any]:
+def _as_json(one: Listed, status: Any, accelerator: str) -> dict[str, Any]:
     ended = status.state == api.CONTAINER_EXITED
     return {
         "id": one.id,
@@ -158,6 +170,7 @@ def _as_json(one: Listed, status: Any) -> dict[str, Any]:
         "namespace": one.sandbox.metadata.namespace,
         "sandboxId": one.sandbox.id,
         "handler": one.sandbox.runtime_handler,
+        "accelerator": accelerator,
         "image": one.image,
         "imageId": one.container.image_id,
         "state": _STATES[status.state],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,30 @@ from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.windows.builds import Build
 from winpod.windows.handlers import Handler
 from winpod.windows.isolation import Isolation, guest_fits_host
+
+HYPERVISOR_INFO, SANDBOX_INFO = "hypervisor", "info"
+"""Where a verbose Status and a verbose PodSandboxStatus tell it."""
+
+
+def told_accelerator(info: Mapping[str, str], part: str) -> str:
+    """What a runtime tells of it, empty where it tells nothing, as others than ours do."""
+    try:
+        told = json.loads(info.get(part, "{}"))
+    except ValueError:
+        return ""
+    found = told.get("accelerator") if isinstance(told, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def startable(
+    handlers: Iterable[Handler], host: Build, troubles: Mapping[Isolation, str]
+) -> list[Handler]:
+    """Those that nothing stands against; a guest is never newer than its host."""
+    return [
+        handler
+        for handler in handlers
+        if guest_fits_host(handler.kernel(host), host) and not troubles[handler.isolation]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +47,14 @@ class Guests:
 
     def trouble(self, handler: Handler) -> str:
         """Why its pods cannot start, empty where they can."""
-        return self._misfit(handler) or self.backend.trouble(handler.isolation)
-
-    def _misfit(self, handler: Handler) -> str:
         guest = handler.kernel(self.host)
-        if guest_fits_host(guest, self.host):
-            return ""
-        return f"a guest of build {guest} cannot run on the older {self.host.describe()}."
+        if not guest_fits_host(guest, self.host):
+            return f"a guest of build {guest} cannot run on the older {self.host.describe()}."
+        return self.backend.trouble(handler.isolation)
 
     def startable(self, handlers: Iterable[Handler]) -> list[Handler]:
         troubles = {isolation: self.backend.trouble(isolation) for isolation in Isolation}
-        return [h for h in handlers if not self._misfit(h) and not troubles[h.isolation]]
+        return startable(handlers, self.host, troubles)
 
     def accelerator_of(self, handler: Handler) -> str:
         is_guest = handler.isolation is Isolation.HYPERVISOR

@@ -1,4 +1,4 @@
-"""Labels by which `winpod run` tells the runtime what is to become of a pod."""
+"""Labels and annotations of pods: what is to become of one, and what there is to know of it."""
 
 RUN_LABEL = "winpod.dev/run"
 """The pod has one container and is not needed without it; the value is its name."""
@@ -12,6 +12,9 @@ STDIO_ANNOTATION = "winpod.dev/stdio"
 
 OWNER_ANNOTATION = "winpod.dev/owner"
 """What made the pod, for people: `Deployment/web`."""
+
+ACCELERATOR_ANNOTATION = "winpod.dev/accelerator"
+"""What runs the pod's microVM, by the node that has it: `kvm` or `emulation`."""
 
 DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 """The container that is meant where only the pod is named."""

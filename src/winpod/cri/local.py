@@ -28,7 +28,7 @@ from winpod.cri.server import Parts, Server
 from winpod.cri.serving import IDLE_SECONDS, own_directory, read_serving
 from winpod.cri.settings import SOCKET, Compute, HypervisorSettings, RuntimeSettings
 from winpod.cri.state import State
-from winpod.images.base import find_base
+from winpod.images.base import Base, find_base
 from winpod.images.pull import Puller
 from winpod.images.settings import ImageSettings
 from winpod.images.store import Store
@@ -154,13 +154,25 @@ def _real(place: Place) -> _Made:
     networks = _networks(place)
     netns = networks.namespaces.path
     shells = Shells(place.own, base, place.host, place.runtime.warm_shells)
-    allowed = is_emulation_allowed(place.hypervisor.allow_emulation, os.environ)
-    templates = Templates(place.content, base, allowed)
+    templates = _templates(place, base)
     houses: dict[Isolation, House] = {
         Isolation.PROCESS: ShellHouse(place.own, shells, place.host, netns),
         Isolation.HYPERVISOR: GuestHouse(base, netns, templates),
     }
     return WineBackend(place.own, base, houses), networks, templates.found.accelerator
+
+
+def _templates(place: Place, base: Base) -> Templates:
+    allowed = is_emulation_allowed(place.hypervisor.allow_emulation, os.environ)
+    return Templates(place.content, base, allowed)
+
+
+def guest_trouble(place: Place) -> str:
+    """Why no pod could have a microVM there, told before the place has a runtime."""
+    if place.is_simulated:
+        return SimulatedBackend().trouble(Isolation.HYPERVISOR)
+    base = find_base(place.content)
+    return _templates(place, base).trouble() if base else "there is no Wine base."
 
 
 def _networks(place: Place) -> SandboxNetworks:

@@ -13,7 +13,7 @@ from winpod import __version__
 from winpod.compute.backend import Backend
 from winpod.compute.resources import PERIOD_US
 from winpod.cri.events import Events
-from winpod.cri.guests import Guests
+from winpod.cri.guests import HYPERVISOR_INFO, Guests
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.sandboxes import Networks
 from winpod.cri.state import Sandbox, State
@@ -76,7 +76,7 @@ class Runtime:
                 }
                 for handler in self._handlers
             ],
-            "hypervisor": self._guests.describe(),
+            HYPERVISOR_INFO: self._guests.describe(),
             "compute": self._backend.describe(),
             "network": self._networks.describe(),
             "versions": {

@@ -14,7 +14,7 @@ from typing import Protocol
 from winpod.compute.backend import Backend, SandboxAsked
 from winpod.compute.plan import HostProcessRefused
 from winpod.compute.processes import to_its_end
-from winpod.cri.guests import Guests
+from winpod.cri.guests import SANDBOX_INFO, Guests
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Container, Phase, Sandbox, State
 from winpod.cri.statuses import container_status, sandbox_item, sandbox_state, sandbox_status
@@ -233,7 +233,7 @@ class Sandboxes:
         sandbox = self._state.sandbox(request.pod_sandbox_id)
         return api.PodSandboxStatusResponse(
             status=sandbox_status(sandbox),
-            info={"info": json.dumps(self._details(sandbox))} if request.verbose else {},
+            info={SANDBOX_INFO: json.dumps(self._details(sandbox))} if request.verbose else {},
             containers_statuses=[
                 container_status(c, sandbox.handler) for c in self._state.containers_of(sandbox)
             ],

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from lightkube.models import core_v1 as v1
 
+from winpod.cri.guests import SANDBOX_INFO, told_accelerator
+from winpod.cri.labels import ACCELERATOR_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.node.environment import ConfigError, resolve
 from winpod.node.hooks import run_hook
 from winpod.node.means import Means
-from winpod.node.requests import container_config, sandbox_config, spec_of
+from winpod.node.requests import container_config, metadata_of, sandbox_config, spec_of
 from winpod.node.seen import SandboxSeen
 from winpod.node.view import CALL_SECONDS
 from winpod.node.volume_files import VolumeFailed
 from winpod.node.volumes import Mounted
 from winpod.windows.errors import NotFound, Unavailable, WinpodError
+from winpod.windows.handlers import PROCESS
 
 
 class StartFailed(WinpodError):
@@ -51,6 +54,18 @@ async def make_sandbox(pod: v1.Pod, attempt: int, means: Means) -> str:
         text = f"Failed to create pod sandbox: {error}"
         await means.tell(pod, "Warning", "FailedCreatePodSandBox", text)
         raise
+
+
+async def tell_accelerator(pod: v1.Pod, sandbox: SandboxSeen | None, means: Means) -> None:
+    """What runs the pod's microVM; of a pod that has none, and of one that is told, nothing."""
+    if sandbox is None or sandbox.handler in ("", PROCESS.name):
+        return
+    request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox.id, verbose=True)
+    answer = await means.call("PodSandboxStatus", request)
+    told = {ACCELERATOR_ANNOTATION: told_accelerator(answer.info, SANDBOX_INFO)}
+    has = metadata_of(pod).annotations or {}
+    if told[ACCELERATOR_ANNOTATION] and not told.items() <= has.items():
+        await means.reporter.annotate(pod, told)
 
 
 async def handler_of(pod: v1.Pod, means: Means) -> str:

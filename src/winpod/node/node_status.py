@@ -11,6 +11,8 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod import __version__
+from winpod.compute.hypervisor.accelerator import Accelerator
+from winpod.cri.guests import HYPERVISOR_INFO, told_accelerator
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.facts import NodeFacts
 from winpod.node.pods import whole_seconds
@@ -20,6 +22,9 @@ from winpod.windows.objects import OSVERSION_LABEL, Taint
 
 WINDOWS_TAINT = Taint("os", "windows", "NoSchedule")
 ISOLATION_LABEL = "capability.microsoft.com/isolation"
+HYPERVISOR_LABEL = "winpod.dev/hypervisor"
+"""What runs the guests of a node that can have some, so that pods may choose: kvm, emulation."""
+EMULATED = "HypervisorEmulated"
 KUBELET_VERSION = "v1.36.0"
 """Of the kubelet whose part is played, by which clients know what they may ask for."""
 
@@ -40,17 +45,37 @@ _PRESSURES = {
     "DiskPressure": ("Disk", "disk space"),
     "PIDPressure": ("PID", "PID available"),
 }
+_EMULATION = {
+    Accelerator.EMULATION.value: (
+        "NoHardwareVirtualization",
+        "pods of hypervisor handlers run in an emulated processor, many times slower",
+    ),
+    Accelerator.KVM.value: (
+        "HardwareVirtualization",
+        "pods of hypervisor handlers run on the processor itself, by KVM",
+    ),
+    "": ("NoHypervisor", "no handler of hypervisor isolation can start"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a node finds of itself: its runtime's answers, and which pressures there are."""
+    """What a node finds of itself: its runtime's answers, and which pressures there are.
+
+    `accelerator` is what runs the guests of hypervisor handlers, empty where none can start.
+    """
 
     runtime_version: str = ""
     troubles: tuple[str, ...] = ()
     handlers: tuple[v1.NodeRuntimeHandler, ...] = ()
     images: tuple[v1.ContainerImage, ...] = ()
     pressures: frozenset[str] = frozenset()
+    accelerator: str = ""
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """Those that follow what is found; None is one that the node shall not have."""
+        return {HYPERVISOR_LABEL: self.accelerator or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +101,24 @@ def kernel_version(build: Build) -> str:
     return f"{build.base}.{revision}"
 
 
-def new_node(facts: NodeFacts, status: v1.NodeStatus) -> v1.Node:
+def new_node(facts: NodeFacts, found: Found, status: v1.NodeStatus) -> v1.Node:
     """As it is registered. Taints can be told only now: a node may not change its own later."""
+    labels = facts.all_labels | {name: text for name, text in found.labels.items() if text}
     taints = [v1.Taint(key=t.key, value=t.value or None, effect=t.effect) for t in facts.taints]
     return v1.Node(
-        metadata=ObjectMeta(name=facts.name, labels=facts.all_labels),
+        metadata=ObjectMeta(name=facts.name, labels=labels),
         spec=v1.NodeSpec(taints=taints or None),
         status=status,
     )
+
+
+def labels_of(node: v1.Node | None) -> Mapping[str, str]:
+    return (node and node.metadata and node.metadata.labels) or {}
+
+
+def wrong_labels(node: v1.Node, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    has = labels_of(node)
+    return {name: text for name, text in wanted.items() if has.get(name) != text}
 
 
 def node_status(
@@ -135,6 +170,7 @@ def found_of(
         tuple(_handler(handler) for handler in status.runtime_handlers),
         tuple(_images(images)),
         pressures,
+        told_accelerator(status.info, HYPERVISOR_INFO),
     )
 
 
@@ -180,6 +216,8 @@ def _conditions(
     told = [_pressure(kind, kind in found.pressures) for kind in _PRESSURES]
     told.append(_ready(found))
     known = {condition.type: condition for condition in before}
+    if found.accelerator or EMULATED in known:
+        told.append(_emulated(found))
     for condition in told:
         same = known.get(condition.type)
         stays = same is not None and same.status == condition.status and same.lastTransitionTime
@@ -210,9 +248,16 @@ def _ready(found: Found) -> v1.NodeCondition:
     return v1.NodeCondition(type="Ready", status="False", reason="KubeletNotReady", message=said)
 
 
+def _emulated(found: Found) -> v1.NodeCondition:
+    """Told by a node that has guests, or had some."""
+    reason, message = _EMULATION.get(found.accelerator, _EMULATION[""])
+    status = str(found.accelerator == Accelerator.EMULATION)
+    return v1.NodeCondition(type=EMULATED, status=status, reason=reason, message=message)
+
+
 def _without_heartbeats(status: v1.NodeStatus) -> dict[str, object]:
     told_of: dict[str, object] = status.to_dict()
     plain = {name: told_of.get(name) for name in _OURS}
     told = {c.type: (c.status, c.reason, c.message) for c in status.conditions or ()}
-    plain["conditions"] = {kind: told.get(kind) for kind in (*_PRESSURES, "Ready")}
+    plain["conditions"] = {kind: told.get(kind) for kind in (*_PRESSURES, "Ready", EMULATED)}
     return plain

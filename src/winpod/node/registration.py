@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -23,7 +23,17 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.api import ApiServer, Refused
 from winpod.node.facts import NodeFacts
-from winpod.node.node_status import Found, Machine, found_of, is_news, new_node, node_status
+from winpod.node.node_status import (
+    HYPERVISOR_LABEL,
+    Found,
+    Machine,
+    found_of,
+    is_news,
+    labels_of,
+    new_node,
+    node_status,
+    wrong_labels,
+)
 from winpod.node.status_patch import status_patch
 from winpod.windows.errors import WinpodError
 
@@ -110,24 +120,24 @@ class Registration:
         return True
 
     async def _try_to_register(self) -> None:
-        status = node_status(self._facts, self._machine, await self._find(), None, _now())
+        found = await self._find()
+        status = node_status(self._facts, self._machine, found, None, _now())
         try:
-            self._take(await self._api.create(_NODES, new_node(self._facts, status)))
+            self._take(await self._api.create(_NODES, new_node(self._facts, found, status)))
         except Refused as error:
             if not error.is_conflict:
                 raise
-            await self._take_over()
+            await self._take_over(found)
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, found: Found) -> None:
         """The node was here before: its labels are brought up to date."""
         known = await self._api.get(v1.Node, f"{_NODES}/{self._facts.name}")
         if known is None:
             return
-        has = (known.metadata and known.metadata.labels) or {}
-        wrong = {
-            name: text for name, text in self._facts.all_labels.items() if has.get(name) != text
-        }
-        if wrong:
+        await self._label(known, {**self._facts.all_labels, **found.labels})
+
+    async def _label(self, known: v1.Node, wanted: Mapping[str, str | None]) -> None:
+        if wrong := wrong_labels(known, wanted):
             path = f"{_NODES}/{self._facts.name}"
             known = await self._api.patch(v1.Node, path, {"metadata": {"labels": wrong}})
         self._take(known, is_fresh=False)
@@ -151,8 +161,11 @@ class Registration:
 
     async def _tell_status(self) -> None:
         await self._hear()
+        found = await self._find()
+        if self._node and wrong_labels(self._node, found.labels):
+            await self._label(self._node, found.labels)
         before = self._node.status if self._node else None
-        new = node_status(self._facts, self._machine, await self._find(), before, _now())
+        new = node_status(self._facts, self._machine, found, before, _now())
         is_time = self._told_at is None or abs(_now() - self._told_at) >= TELL_AFTER
         if not is_time and not is_news(new, self._told_status):
             return
@@ -191,7 +204,7 @@ class Registration:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 version = await self._client.call("Version", api.VersionRequest())
-                status = await self._client.call("Status", api.StatusRequest())
+                status = await self._client.call("Status", api.StatusRequest(verbose=True))
                 images = await self._client.call("ListImages", api.ListImagesRequest())
         except (WinpodError, TimeoutError) as error:
             return self._without_runtime(error)
@@ -210,6 +223,7 @@ class Registration:
             tuple((before and before.runtimeHandlers) or ()),
             tuple((before and before.images) or ()),
             self._pressures(),
+            labels_of(self._node).get(HYPERVISOR_LABEL, ""),
         )
 
     async def _keep_lease(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -51,6 +51,8 @@ class _Pod:
     changed_at: float = 0.0
     is_gone: bool = False
     is_queued: bool = False
+    annotations: Mapping[str, str] | None = None
+    is_annotated: bool = True
 
 
 class ApiReporter:
@@ -77,6 +79,11 @@ class ApiReporter:
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         known = self._known(pod)
         known.status = status
+        self._to_tell(known)
+
+    async def annotate(self, pod: v1.Pod, annotations: Mapping[str, str]) -> None:
+        known = self._known(pod)
+        known.annotations, known.is_annotated = annotations, False
         self._to_tell(known)
 
     def tell_again(self, uid: str) -> None:
@@ -176,15 +183,17 @@ class ApiReporter:
     async def _tell_status(self, known: _Pod, status: v1.PodStatus, path: str) -> None:
         ours = status.to_dict()
         patch: dict[str, Any] = {"status": status_patch(msgspec.json.decode(known.told), ours)}
-        if not patch["status"]:
+        if not patch["status"] and known.is_annotated:
             return
+        patch["metadata"] = {"annotations": known.annotations} if known.annotations else {}
         if not is_static(known.pod):
-            patch["metadata"] = {"uid": uid_of(known.pod)}
+            patch["metadata"]["uid"] = uid_of(known.pod)
         try:
             answered = _version(await self._api.patch(v1.Pod, f"{path}/status", patch))
         except Refused as error:
             _raise_unless_settled(error)
             return
+        known.is_annotated = True
         if answered >= known.version:
             known.told, known.version = _encoded(ours), answered
 

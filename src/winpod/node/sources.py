@@ -6,6 +6,7 @@ that cannot be reached raises `Unavailable`, and the engine asks again later.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from lightkube.models import core_v1 as v1
@@ -37,9 +38,12 @@ class Objects(Protocol):
 
 
 class Reporter(Protocol):
-    """Neither call waits for a server: what cannot be told now is told later, the newest first."""
+    """No call waits for a server: what cannot be told now is told later, the newest first."""
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None: ...
+
+    async def annotate(self, pod: v1.Pod, annotations: Mapping[str, str]) -> None:
+        """What there is to know of a pod beside its status."""
 
     async def event(
         self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""

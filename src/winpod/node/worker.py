@@ -19,7 +19,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.admission import Taken, taken_by
-from winpod.node.beginning import make_sandbox, mount_volumes
+from winpod.node.beginning import make_sandbox, mount_volumes, tell_accelerator
 from winpod.node.decide import Plan, Resize, decide
 from winpod.node.ending import (
     end_container,
@@ -230,6 +230,7 @@ class Worker:
         is_known = bool(sandboxes)
         if is_known:
             self._first_seen = None
+            await tell_accelerator(self.pod, sandboxes[0], self._means)
         if is_known and not (self.pod.status and self.pod.status.startTime):
             self._start_time = min(sandbox.created_at for sandbox in sandboxes)
         if not is_known and self.pod.status and self.pod.status.phase in ENDED:
@@ -316,6 +317,7 @@ class Worker:
             made = await make_sandbox(self.given, plan.attempt, self._means)
             await self._means.view.refresh(self.uid, made)
             seen = self._seen()
+            await tell_accelerator(self.pod, seen.newest, self._means)
         for kill in plan.kills:
             grace = grace_of(self.given, kill)
             await end_container(

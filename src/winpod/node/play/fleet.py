@@ -11,7 +11,8 @@ from pathlib import Path
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.config import Config
-from winpod.cri.local import Place
+from winpod.cri.guests import startable
+from winpod.cri.local import Place, guest_trouble
 from winpod.cri.settings import Compute
 from winpod.node.facts import NodeFacts
 from winpod.node.play.nodes import PlayNode, facts_of, nodes_directory
@@ -21,7 +22,9 @@ from winpod.node.play.services import DNS_ADDRESS
 from winpod.node.play.source import typed
 from winpod.node.requests import spec_of
 from winpod.node.sources import Objects, Reporter
+from winpod.windows.builds import Build
 from winpod.windows.errors import InvalidInput
+from winpod.windows.isolation import Isolation
 
 
 class Fleet:
@@ -46,14 +49,23 @@ class Fleet:
         node.engine.set(typed(v1.Pod, pod.to_dict()))
         return True
 
+    def handlers_on(self, build: Build) -> frozenset[str]:
+        """Those that a node of this build can start here and now."""
+        place = Place(
+            self._root, build, runtime=self._config.runtime, hypervisor=self._config.hypervisor
+        )
+        troubles = {Isolation.PROCESS: "", Isolation.HYPERVISOR: guest_trouble(place)}
+        return frozenset(h.name for h in startable(self._config.handlers, build, troubles))
+
     def facts(self, documents: Iterable[Document]) -> list[NodeFacts]:
         """Of the nodes among these; each has an equal part of the machine."""
         named = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Node"}
         dns = "" if self._simulated else DNS_ADDRESS
-        return [
+        found = [
             facts_of(document, self._root, len(named), dns=dns, simulated=self._simulated)
             for document in named.values()
         ]
+        return [replace(facts, handlers=self.handlers_on(facts.build)) for facts in found]
 
     async def settle(self, documents: Sequence[Document], pods: Pods) -> list[PlayNode]:
         """Those that need their pods: they are new, or began anew."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+from winpod.cri.guests import HYPERVISOR_INFO, told_accelerator
 from winpod.cri.local import Place, assembled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
@@ -109,6 +109,7 @@ class PlayNode:
         self._stack = AsyncExitStack()
         self._client: Client | None = None
         self._engine: Engine | None = None
+        self.accelerator = ""
         self.volumes = Volumes(objects, facts)
 
     @property
@@ -131,22 +132,21 @@ class PlayNode:
         self._stack.callback(serving.withdraw, place.root)
         self._client = Client(f"unix:{self.socket}")
         self._stack.push_async_callback(self._client.close)
-        status = await self._client.call("Status", api.StatusRequest())
-        names = frozenset(handler.name for handler in status.runtime_handlers if handler.name)
-        await self._run(replace(self.facts, handlers=names))
+        await self._run(self.facts)
 
     async def _run(self, facts: NodeFacts) -> None:
         if self._client is None:
             raise RuntimeError(f"the node {facts.name} does not run")
+        status = await self._client.call("Status", api.StatusRequest(verbose=True))
+        self.accelerator = told_accelerator(status.info, HYPERVISOR_INFO)
         self.facts = facts
         self.volumes = Volumes(self._objects, facts)
         self._engine = Engine(self._client, facts, self._objects, self._reporter, self.volumes)
         await self._engine.start()
 
     async def become(self, facts: NodeFacts) -> bool:
-        """Another part of the machine, or other labels: the engine starts anew, and its pods are
-        to be given to it again. False where nothing is different."""
-        facts = replace(facts, handlers=self.facts.handlers)
+        """Another part of the machine, other labels or handlers: the engine starts anew, and its
+        pods are to be given to it again. False where nothing is different."""
         if facts == self.facts:
             return False
         await self.engine.stop()

@@ -88,7 +88,8 @@ class Places:
         facts: Sequence[NodeFacts],
     ) -> placing.Choice:
         images = await self._images.of(pod)
-        choice = placing.place(pod, others, facts, self.classes(), images, self._handlers)
+        able, classes = self._fleet.handlers_on, self.classes()
+        choice = placing.place(pod, others, facts, classes, images, able, self._handlers)
         return replace(choice, unknown=self._images.troubles(pod))
 
     async def daemon_nodes(self, document: Document) -> list[str]:

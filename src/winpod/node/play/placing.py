@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -26,6 +26,8 @@ from winpod.windows.scheduling import admit, with_allocated
 from winpod.windows.verdicts import Outcome, Placement, Status, Verdict
 
 Images = Mapping[str, Image]
+HandlersOn = Callable[[Build], frozenset[str]]
+"""The handlers that a node of a build could start on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def node_of(facts: NodeFacts) -> Node:
         labels=tuple(sorted(facts.all_labels.items())),
         taints=facts.taints,
         allocatable=tuple(sorted(facts.allocatable().items())),
-        handlers=facts.handlers or frozenset((PROCESS.name,)),
+        handlers=facts.handlers,
         runtime="winpod",
         kernel_version=str(facts.build),
     )
@@ -66,6 +68,7 @@ def place(
     nodes: Sequence[NodeFacts],
     classes: Sequence[RuntimeClass],
     images: Images,
+    handlers_on: HandlersOn,
     handlers: Handlers = KNOWN,
 ) -> Choice:
     """The node for one pod beside the others, which have theirs."""
@@ -78,7 +81,7 @@ def place(
     chosen = _emptiest(best_nodes(placement.verdicts), bound) or _unknown(placement)
     if not chosen or placement.refusals:
         advice = advise(wanted, placement, cluster, images)
-        more = _another_node(wanted, cluster, images)
+        more = _another_node(wanted, cluster, images, handlers_on)
         return Choice("", lines=tuple(_against(placement)), advice=(*more, *advice))
     verdict = next(v for v in placement.verdicts if chosen in v.nodes)
     return Choice(chosen, verdict.handler or PROCESS.name, _reason_for(chosen, verdict, placement))
@@ -90,23 +93,26 @@ def _emptiest(names: Sequence[str], bound: Iterable[objects.Pod]) -> str:
     return min(names, key=lambda name: taken[name], default="")
 
 
-def _another_node(pod: objects.Pod, cluster: Cluster, images: Images) -> tuple[str, ...]:
+def _another_node(
+    pod: objects.Pod, cluster: Cluster, images: Images, handlers_on: HandlersOn
+) -> tuple[str, ...]:
     """A node that can be had for the asking, where one of another build would run the pod."""
     admitted, refusals = admit(pod, cluster.classes)
     for build in known_builds(images.values()) if not refusals else ():
-        verdict = judge(admitted, _plain_node(build), images, cluster.handlers)
+        node = _plain_node(build, handlers_on)
+        verdict = judge(admitted, node, images, cluster.handlers)
         if verdict.outcome is Outcome.RUNS:
             short = build.release.short_name if build.release else str(build)
             return (f"play it with a node of {build.describe()}: --node {short}",)
     return ()
 
 
-def _plain_node(build: Build) -> Node:
+def _plain_node(build: Build, handlers_on: HandlersOn) -> Node:
     labels = ((ARCH_LABEL, "amd64"), (BUILD_LABEL, str(build)), (OS_LABEL, "windows"))
     return Node(
         "new",
         tuple(sorted(labels)),
-        handlers=frozenset((PROCESS.name,)),
+        handlers=handlers_on(build),
         runtime="winpod",
         kernel_version=str(build),
     )
@@ -215,6 +221,7 @@ def _quantity(name: str, amount: Decimal) -> str:
 def best_build(
     templates: Iterable[tuple[Mapping[str, Any], Images]],
     classes: Sequence[RuntimeClass],
+    handlers_on: HandlersOn,
     handlers: Handlers = KNOWN,
 ) -> tuple[Build, int, int]:
     """The build on which the most of these pods run, and how many of how many do.
@@ -225,7 +232,7 @@ def best_build(
     known = known_builds(image for _, images in pods for image in images.values())
 
     def count(build: Build) -> int:
-        cluster = Cluster((_plain_node(build),), classes, handlers)
+        cluster = Cluster((_plain_node(build, handlers_on),), classes, handlers)
         good = (Status.RUNS, Status.UNKNOWN)
         return sum(cluster.place(pod, images).status in good for pod, images in pods)
 

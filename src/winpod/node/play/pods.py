@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from lightkube.models import core_v1 as v1
 
-from winpod.cri.labels import DEFAULT_CONTAINER_ANNOTATION
+from winpod.cri.labels import ACCELERATOR_ANNOTATION, DEFAULT_CONTAINER_ANNOTATION
 from winpod.node.play.objects import Document, Key, key_of, template_of
 from winpod.node.play.placing import Choice, merged
 from winpod.node.play.pull_secrets import with_pull_secrets
@@ -68,10 +68,10 @@ class Pods:
         """Other images, labels, annotations."""
         new = typed(v1.Pod, document)
         metadata = metadata_of(pod)
-        metadata.labels, metadata.annotations = (
-            metadata_of(new).labels,
-            metadata_of(new).annotations,
-        )
+        has = metadata.annotations or {}
+        stays = {name: has[name] for name in (ACCELERATOR_ANNOTATION,) if name in has}
+        metadata.labels = metadata_of(new).labels
+        metadata.annotations = {**(metadata_of(new).annotations or {}), **stays}
         metadata.generation = (metadata.generation or 1) + 1
         images = {one.name: one.image for one in _containers(new)}
         for container in _containers(pod):
@@ -93,6 +93,13 @@ class Pods:
             pod.status = status
             self._save(pod)
             self._changed()
+
+    def annotate(self, uid: str, annotations: Mapping[str, str]) -> None:
+        """What its node has to say of it."""
+        if pod := self._pods.get(uid):
+            metadata = metadata_of(pod)
+            metadata.annotations = {**(metadata.annotations or {}), **annotations}
+            self._save(pod)
 
     def end(self, pod: v1.Pod) -> None:
         if is_deleted(pod):

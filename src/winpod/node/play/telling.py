@@ -6,6 +6,7 @@ from typing import Any
 
 from lightkube.models import core_v1 as v1
 
+from winpod.cri.labels import ACCELERATOR_ANNOTATION
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.placing import Choice
 from winpod.node.play.pods import images_of
@@ -40,6 +41,7 @@ def _node(world: World, name: str) -> dict[str, Any]:
         "root": str(node.facts.root),
         "socket": str(node.socket),
         "handlers": sorted(node.facts.handlers),
+        "accelerator": node.accelerator,
         "pods": len(world.pods.on(name)),
     }
 
@@ -57,6 +59,7 @@ def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
         "node": spec.nodeName or "",
         "build": str(node.facts.build.base) if node else "",
         "handler": choice.handler,
+        "accelerator": (metadata.annotations or {}).get(ACCELERATOR_ANNOTATION, ""),
         "runtimeClass": spec.runtimeClassName or "",
         "images": images_of(pod),
         "containers": [container.name for container in spec.containers],

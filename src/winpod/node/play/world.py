@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,7 +174,9 @@ class World:
         images = [await self._images.of(pod, asked.documents) for pod in pods]
         pairs = [(pod.to_dict(), known) for pod, known in zip(pods, images, strict=True)]
         classes = self._places.classes(asked.documents)
-        build, good, count = placing.best_build(pairs, classes, self._handlers)
+        build, good, count = placing.best_build(
+            pairs, classes, self.fleet.handlers_on, self._handlers
+        )
         short = build.release.short_name if build.release else str(build.number)
         fitting = "all pods" if good == count else f"the pods of {good} of {count} objects"
         note = f"one node, {build.describe()}, fits {fitting}; --node chooses others"
@@ -246,6 +248,9 @@ class World:
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         self.pods.tell(uid_of(pod), status)
+
+    async def annotate(self, pod: v1.Pod, annotations: Mapping[str, str]) -> None:
+        self.pods.annotate(uid_of(pod), annotations)
 
     async def event(
         self, pod: v1.Pod, kind: Kind, reason: str, message: str, container: str = ""
