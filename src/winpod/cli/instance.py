@@ -44,10 +44,12 @@ from winpod.instances.laptop.hosting_cluster import joined_cluster
 from winpod.instances.laptop.several import AT_ONCE, Outcome, for_each
 from winpod.instances.remote import applying
 from winpod.instances.remote.gathering import QUESTION, gather
+from winpod.instances.remote.holding import holding
 from winpod.instances.remote.host_keys import KeysInFile
 from winpod.instances.remote.login import PORT, Login
 from winpod.instances.remote.ssh import Host
 from winpod.instances.remote.surveying import survey
+from winpod.instances.rules.desired import Desired
 from winpod.instances.rules.state import State
 from winpod.instances.rules.steps import Step
 from winpod.instances.software.blueprint import everything_of_ours
@@ -185,10 +187,7 @@ def remove(
     if not yes:
         _confirm(f"Remove {', '.join(asked.name for asked in reached.entries.asked)}")
     if keep_node:
-        ours = everything_of_ours(settings)
-        outcomes = asyncio.run(
-            reached.each(lambda host: applying.remove(host, ours, telling(host.name)))
-        )
+        outcomes = asyncio.run(_take_off(reached, everything_of_ours(settings)))
     else:
         outcomes = asyncio.run(_change(reached, kubeconfig, settings, None))
     print_states(outcomes, output)
@@ -273,6 +272,14 @@ async def _change(
     async with joined_cluster(access, settings.api_server) as cluster:
         wish = Wish(cluster, settings, payload, Queue(settings.at_most))
         return await reached.each(lambda host: ByHand(host, wish, telling(host.name)).run())
+
+
+async def _take_off(reached: Reached, ours: Desired) -> list[Outcome[State]]:
+    async def one(host: Host) -> State:
+        async with holding(host):
+            return await applying.remove(host, ours, telling(host.name))
+
+    return await reached.each(one)
 
 
 def _reached(

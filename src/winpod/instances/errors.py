@@ -44,6 +44,18 @@ class HostKeyChanged(PermissionDenied):
     """Another machine answers, or the instance was made anew."""
 
 
+class Busy(WinpodError):
+    """Somebody else works on the instance."""
+
+    code = "ABORTED"
+
+    def __init__(self, instance: str, who: str, since: str) -> None:
+        super().__init__(
+            f"{instance}: {who} works on it, since {since}.",
+            "Wait until that is over; who was cut off is waited for no longer than two minutes.",
+        )
+
+
 class StepFailed(WinpodError):
     """A step was done, and the instance is still as if it had not been."""
 

@@ -18,6 +18,7 @@ from winpod.instances.errors import InstanceUnfit
 from winpod.instances.laptop.hosting_cluster import CORDONED, Cluster
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.remote import applying
+from winpod.instances.remote.holding import holding
 from winpod.instances.remote.rebooting import Tell
 from winpod.instances.remote.ssh import Host
 from winpod.instances.remote.surveying import identify
@@ -115,7 +116,8 @@ class ByHand:
         await self._refuse_operators_own()
         has_failed = True
         try:
-            state = await self._run()
+            async with holding(self.host):
+                state = await self._run()
             has_failed = False
             return state
         finally:

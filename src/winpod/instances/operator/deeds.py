@@ -20,6 +20,7 @@ from winpod.instances.operator.reaching import PinnedKey, reach
 from winpod.instances.operator.telling import Phase
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.remote import applying
+from winpod.instances.remote.holding import holding
 from winpod.instances.rules.next_deed import Deed, Situation, disturbs_pods
 from winpod.instances.rules.stopping import runs_on_docker
 from winpod.windows.errors import WinpodError
@@ -155,7 +156,11 @@ class Deeds:
             await self._give_token(case)
         pinned = PinnedKey(instance.status.host_key)
         inputs = care.inputs
-        async with care.works, reach(instance, inputs.keys, inputs.key_problem, pinned) as host:
+        async with (
+            care.works,
+            reach(instance, inputs.keys, inputs.key_problem, pinned) as host,
+            holding(host),
+        ):
             state = await applying.apply(host, case.seen.desired, _follow(instance.name))
         self.beat = await care.nodes.beat(case.node) if was_node else ""
         care.tell(instance, "InstanceConfigured", f"all of version {state.version} is on it")
@@ -194,7 +199,11 @@ class Deeds:
         care.tell(instance, "InstanceRemoving", summary(case.seen.steps))
         pinned = PinnedKey(instance.status.host_key)
         inputs = care.inputs
-        async with care.works, reach(instance, inputs.keys, inputs.key_problem, pinned) as host:
+        async with (
+            care.works,
+            reach(instance, inputs.keys, inputs.key_problem, pinned) as host,
+            holding(host),
+        ):
             await applying.remove(host, case.seen.desired, _follow(instance.name))
         return After(is_read_again=True)
 

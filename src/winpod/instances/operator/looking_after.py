@@ -10,10 +10,11 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 
 from winpod.instances.cluster.nodes import subnet_of
 from winpod.instances.cluster.resource import Status, WindowsInstance
-from winpod.instances.errors import Unreachable
+from winpod.instances.errors import Busy, Unreachable
 from winpod.instances.operator.care import Care
 from winpod.instances.operator.deeds import Case, Deeds, Late, set_phase
 from winpod.instances.operator.looking import Seen, look, save, situation
@@ -33,7 +34,7 @@ from winpod.windows.errors import Unavailable, WinpodError
 
 _KEPT_SECONDS, _KEPT_AT_REST = 60.0, 300.0
 _FIRST_WAIT, _LONGEST_WAIT = 5.0, 300.0
-_API_WAIT = 2.0
+_API_WAIT, _BUSY_WAIT = 2.0, 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -102,6 +103,9 @@ class LookingAfter:
         if isinstance(error, Unavailable) and not isinstance(error, Unreachable):
             _log.info("instance %s waits: %s", self.name, error)
             return _API_WAIT
+        if isinstance(error, Busy):
+            await self._save(instance, lambda status: set_phase(status, Phase.WAITING, str(error)))
+            return _BUSY_WAIT
         care, reason, said = self._care, reason_of(error), self._sentence(error)
         self._seen, self._deed = None, Deed.REST
         care.turns.withdraw(self.name)
@@ -121,12 +125,15 @@ class LookingAfter:
             if reason == CONTAINERD_NOT_RUNNING:
                 care.condition(status, CONTAINERD_RUNNING, False, reason, said)
 
-        try:
-            await save(care, instance, change)
-        except WinpodError as trouble:
-            _log.info("the failure of %s is not written: %s", self.name, trouble)
+        await self._save(instance, change)
         wait, self._trouble = self._trouble, min(self._trouble * 2, _LONGEST_WAIT)
         return wait
+
+    async def _save(self, instance: WindowsInstance, change: Callable[[Status], None]) -> None:
+        try:
+            await save(self._care, instance, change)
+        except WinpodError as trouble:
+            _log.info("what became of %s is not written: %s", self.name, trouble)
 
     def _sentence(self, error: WinpodError) -> str:
         """Of trouble that all instances have, such as a bad payload, each is told with its name."""

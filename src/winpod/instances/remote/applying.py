@@ -164,7 +164,7 @@ def _changed_by(steps: Sequence[Step], desired: Desired) -> list[Part]:
 
 async def _failed(host: Host, desired: Desired, step: Step, now: Step, said: str) -> StepFailed:
     if step.do is Do.START_SERVICE and step.target == CONTAINERD:
-        log = decode(await host.tail(CONTAINERD_LOG, LOG_TAIL))
+        log = decode(await host.get(CONTAINERD_LOG, LOG_TAIL) or b"")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         return ContainerdNotRunning(host.name, step, now.found, said, lines[-LOG_LINES:])
     return StepFailed(host.name, step, f"{now.found} ({said})", advice_for(step, desired))

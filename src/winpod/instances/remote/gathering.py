@@ -132,7 +132,7 @@ async def _answer(host: Host, line: str) -> str:
 
 
 async def _file(host: Host, path: str) -> str:
-    return decode(await host.tail(path, LOG_BYTES))
+    return decode(await host.get(path, LOG_BYTES) or b"")
 
 
 async def _names(host: Host, directory: str, names: list[str]) -> str:

@@ -156,13 +156,34 @@ class Host:
             await file.write(content, 0)
             await file.truncate(len(content))
 
-    async def get(self, path: str) -> bytes | None:
-        """The content of a file, or None where there is none."""
+    async def create(self, path: str, content: bytes) -> bool:
+        """Whether the file was made; where there is one already, it stays as it is."""
+        async with self._files(f"{path} could not be made") as sftp:
+            try:
+                async with sftp.open(to_sftp(path), "xb") as file:
+                    await file.write(content)
+            except asyncssh.SFTPError:
+                if await sftp.exists(to_sftp(path)):
+                    return False
+                raise
+        return True
+
+    async def get(self, path: str, last: int = -1) -> bytes | None:
+        """The content of a file, or its last bytes, or None where there is no file."""
         async with self._files(f"{path} could not be read") as sftp:
             try:
                 async with sftp.open(to_sftp(path), "rb") as file:
-                    content: bytes = await file.read()
+                    size = (await file.stat()).size or 0
+                    content: bytes = await file.read(last, max(0, size - last) if last > 0 else 0)
                     return content
+            except asyncssh.SFTPNoSuchFile:
+                return None
+
+    async def modified(self, path: str) -> float | None:
+        """When a file was written last, by the instance's clock; None where there is none."""
+        async with self._files(f"{path} could not be read") as sftp:
+            try:
+                return (await sftp.stat(to_sftp(path))).mtime
             except asyncssh.SFTPNoSuchFile:
                 return None
 
@@ -174,17 +195,6 @@ class Host:
             except asyncssh.SFTPNoSuchFile:
                 return []
             return sorted(str(name) for name in names if name not in (".", ".."))
-
-    async def tail(self, path: str, size: int) -> bytes:
-        """The last bytes of a file; nothing where there is none."""
-        async with self._files(f"{path} could not be read") as sftp:
-            try:
-                async with sftp.open(to_sftp(path), "rb") as file:
-                    whole = (await file.stat()).size or 0
-                    content: bytes = await file.read(size, max(0, whole - size))
-                    return content
-            except asyncssh.SFTPNoSuchFile:
-                return b""
 
     async def sweep(self, older_than: float = SWEEP_SECONDS) -> None:
         """Remove scripts that somebody left who was killed, or who restarted the host."""
