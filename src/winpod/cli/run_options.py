@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
+from winpod.compute.disk_sources import DISKS
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput
 from winpod.windows.quantities import parse_quantity
@@ -46,11 +47,12 @@ def parse_annotation(text: str) -> tuple[str, str]:
 
 
 def parse_mount(text: str) -> api.Mount:
-    source, _, rest = text.partition(":")
+    disk = next((f"{kind}://" for kind in DISKS if text.startswith(f"{kind}://")), "")
+    source, _, rest = text.removeprefix(disk).partition(":")
     destination = rest.removesuffix(":ro").removesuffix(":rw")
     if not source or not _DESTINATION.match(destination):
         raise InvalidInput(f'"{text}" is not a mount.', "Write /path/here:C:\\path\\there[:ro].")
-    here = source if source.startswith("\\\\") else str(Path(source).absolute())
+    here = source if source.startswith("\\\\") else f"{disk}{Path(source).absolute()}"
     return api.Mount(host_path=here, container_path=destination, readonly=rest.endswith(":ro"))
 
 

@@ -54,6 +54,14 @@ def set_limits(name: str, limits: Enforced, device: str = "") -> None:
             raise MemoryInUse(limits.memory_bytes or MEMORY, used) from None
 
 
+def set_rates(name: str, device: str, bytes_: int | None, operations: int | None) -> None:
+    """How much a group may read and write of one disk in a second; None is no limit."""
+    for controller, file, text in _rate_writes(device, bytes_, operations):
+        place = _folder(controller, name) / file
+        if place.exists():
+            place.write_text(text)
+
+
 def make_group(name: str, memory: int) -> None:
     """For processes that no OCI runtime starts, with a limit of memory and processes."""
     for folder in _all_of(name):
@@ -158,13 +166,13 @@ def unified_writes(limits: Enforced) -> Iterator[tuple[str, str]]:
 
 
 def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
+    rates = limits.disk_bytes_per_second, limits.disk_operations_per_second
     memory = str(limits.memory_bytes or MEMORY)
     quota, period = limits.cpu_quota_us, limits.cpu_period_us
     if _is_unified():
         for file, text in unified_writes(limits):
             yield "", file, text
-        if device:
-            yield "", "io.max", f"{device} {_rates(limits)}"
+        yield from _rate_writes(device, *rates)
         return
     yield "pids", "pids.max", str(limits.pids)
     # The one may never be above the other, so the order depends on which way they go.
@@ -174,8 +182,19 @@ def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
     yield "cpu", "cpu.cfs_period_us", str(period)
     yield "cpu", "cpu.cfs_quota_us", str(quota or _NO_QUOTA)
     yield "cpu", "cpu.shares", str(limits.cpu_shares or 1024)
-    for kind in ("read", "write") if device else ():
-        bytes_, operations = limits.disk_bytes_per_second, limits.disk_operations_per_second
+    yield from _rate_writes(device, *rates)
+
+
+def _rate_writes(
+    device: str, bytes_: int | None, operations: int | None
+) -> Iterator[tuple[str, str, str]]:
+    if not device:
+        return
+    if _is_unified():
+        most, often = bytes_ or "max", operations or "max"
+        yield "", "io.max", f"{device} rbps={most} wbps={most} riops={often} wiops={often}"
+        return
+    for kind in ("read", "write"):
         yield "blkio", f"blkio.throttle.{kind}_bps_device", f"{device} {bytes_ or 0}"
         yield "blkio", f"blkio.throttle.{kind}_iops_device", f"{device} {operations or 0}"
 
@@ -183,12 +202,6 @@ def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
 def _weight(shares: int) -> int:
     """Shares of 2 to 262144 as a weight of 1 to 10000, as OCI runtimes count."""
     return 1 + (max(shares, 2) - 2) * 9999 // 262142
-
-
-def _rates(limits: Enforced) -> str:
-    bytes_ = limits.disk_bytes_per_second or "max"
-    operations = limits.disk_operations_per_second or "max"
-    return f"rbps={bytes_} wbps={bytes_} riops={operations} wiops={operations}"
 
 
 def _is_unified() -> bool:

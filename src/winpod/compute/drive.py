@@ -13,11 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from winpod.compute import mounts
+from winpod.compute.disk_sources import DISKS, without_machine
 from winpod.compute.errors import MountFailed
 from winpod.compute.plan import Mount, SourceKind
 from winpod.images.layers import lower_directories
 from winpod.windows.errors import InvalidInput
-from winpod.windows.paths import is_pipe
+from winpod.windows.isolation import Isolation
+from winpod.windows.paths import collision_key, is_pipe
 
 
 class Drive:
@@ -48,7 +50,10 @@ class Drive:
     def add_apart(
         self, wanted: Sequence[Mount], scratch: Path, apart: Path
     ) -> list[tuple[str, str]]:
-        """Beside the drive, where somebody else puts them in their places: name, and place."""
+        """Beside the drive, where somebody else puts them in their places: name, and place.
+
+        What is not beside it has its destination for a name.
+        """
         self._apart = apart
         self.add(wanted, scratch)
         return self._places
@@ -62,6 +67,8 @@ class Drive:
                 try:
                     if mount.kind is SourceKind.IMAGE:
                         self._add_image(root, mount, scratch / f"image-{number}")
+                    elif mount.kind in DISKS:
+                        self._add_disk(root, mount)
                     else:
                         self._add_path(root, mount)
                 except OSError as error:
@@ -73,6 +80,12 @@ class Drive:
             source.mkdir(parents=True, exist_ok=True)
         owners = self._owners_for(source)
         self._place_tree(root, mount, source, owners, readonly=mount.readonly)
+
+    def _add_disk(self, root: int, mount: Mount) -> None:
+        """Only its place: the disk is attached to the machine that the container is in."""
+        target = self._mount_point(root, mount.destination, is_file=False)
+        self._places.append((mount.destination, _below(root, target)))
+        os.close(target)
 
     def _add_image(self, root: int, mount: Mount, scratch: Path) -> None:
         """The files of an image, and nothing that its links lead to outside of them."""
@@ -111,10 +124,9 @@ class Drive:
 
     def _beside(self, root: int, target: int, *, is_file: bool) -> int:
         """A place beside the drive, for what belongs to one in it."""
-        inside, drive = (Path(f"/proc/self/fd/{place}").readlink() for place in (target, root))
-        os.close(target)
         name = str(len(self._places))
-        self._places.append((name, str(inside.relative_to(drive))))
+        self._places.append((name, _below(root, target)))
+        os.close(target)
         place = (self._apart or Path()) / name
         place.touch() if is_file else place.mkdir()
         return os.open(place, os.O_PATH | os.O_CLOEXEC)
@@ -174,8 +186,26 @@ class Drive:
         mounts.unmount(self._place)
 
 
-def refuse_what_cannot_be(wanted: Sequence[Mount]) -> None:
+def _below(root: int, place: int) -> str:
+    inside, drive = (Path(f"/proc/self/fd/{one}").readlink() for one in (place, root))
+    return str(inside.relative_to(drive))
+
+
+def _inside(outer: Mount, wanted: Sequence[Mount]) -> Mount | None:
+    above = collision_key(f"{outer.destination}\\")
+    return next((one for one in wanted if collision_key(one.destination).startswith(above)), None)
+
+
+def refuse_what_cannot_be(wanted: Sequence[Mount], isolation: Isolation) -> None:
     for mount in wanted:
+        if mount.kind in DISKS and isolation is not Isolation.HYPERVISOR:
+            raise without_machine(mount.source, mount.destination)
+        if mount.kind in DISKS and (inner := _inside(mount, wanted)):
+            raise InvalidInput(
+                f"{inner.source} cannot be mounted on {inner.destination}: that would be on the "
+                f"disk {mount.source}.",
+                "Mount it beside the disk.",
+            )
         if not is_pipe(mount.destination) and not mount.destination.upper().startswith("C:"):
             raise InvalidInput(
                 f"{mount.source} cannot be mounted on {mount.destination}: there is only drive C:."

@@ -35,6 +35,8 @@ class SourceKind(StrEnum):
     MISSING = "missing"
     PIPE = "pipe"
     IMAGE = "image"
+    VIRTUAL_DISK = "virtual-disk"
+    PHYSICAL_DISK = "physical-disk"
 
 
 @dataclass(frozen=True, slots=True)

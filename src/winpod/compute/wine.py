@@ -124,9 +124,9 @@ class WineBackend:
         house = self._house(sandbox_folder)
         if trouble := house.trouble():
             raise NotReady(trouble)
-        refuse_what_cannot_be(asked.plan.mounts)
-        pipes = find_pipes(asked.plan.mounts, self._root / "pipes")
         sandbox = self._asked(asked.sandbox)
+        refuse_what_cannot_be(asked.plan.mounts, sandbox.isolation)
+        pipes = find_pipes(asked.plan.mounts, self._root / "pipes")
         _write_down(folder, asked, pipes, sandbox.isolation)
         room = await house.begin(asked, sandbox_folder, folder / "shell")
         await house.furnish(room, asked, sandbox, folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from winpod.compute import backend as compute
 from winpod.compute.backend import Backend, Exit
+from winpod.compute.disk_sources import disk_source
 from winpod.compute.plan import (
     NO_DOMAIN_LOGON,
     ContainerAsked,
@@ -476,6 +477,8 @@ def _mount(mount: api.Mount, volumes: Mapping[str, Sequence[Path]]) -> Mount:
         layers = tuple(str(layer) for layer in volumes[name])
         kind, sub_path = SourceKind.IMAGE, mount.image_sub_path
         return Mount(name, mount.container_path, kind, True, layers, sub_path)
+    if disk := disk_source(mount.host_path):
+        return Mount(disk[1], mount.container_path, disk[0], mount.readonly)
     source = machine_path(mount.host_path)
     return Mount(source, mount.container_path, _kind(source), mount.readonly)
 

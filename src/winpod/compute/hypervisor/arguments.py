@@ -20,6 +20,8 @@ CONTROL, WARM = "control", "warm"
 SOCKETS = {"drives": 0, "volumes": 1, "network": 2, "memory": 3}
 """Which root port of the machine a device of the pod goes to."""
 _ROOT_PORTS = 16
+DISK_SOCKETS = range(len(SOCKETS), _ROOT_PORTS)
+"""Where disks go that containers mount."""
 _EMULATION = "tcg,tb-size=256"
 _KERNEL = (
     "console=ttyS0 quiet panic=-1 reboot=t maxcpus=1 mitigations=off nokaslr "

@@ -19,6 +19,7 @@ from typing import Any
 
 from winpod.compute import cgroups, disks, mounts
 from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
+from winpod.compute.disk_sources import DISKS
 from winpod.compute.drive import Drive
 from winpod.compute.errors import (
     GuestRefused,
@@ -42,6 +43,7 @@ from winpod.compute.hypervisor.guest_shells import (
 from winpod.compute.hypervisor.lines import Lines
 from winpod.compute.hypervisor.links import open_tap, read_link, tell_guest
 from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
+from winpod.compute.hypervisor.rates import hold_drive, rates_of_drive, rates_of_pod
 from winpod.compute.hypervisor.sizing import Size
 from winpod.compute.hypervisor.template import Templates
 from winpod.compute.identity import resolver_file
@@ -181,6 +183,7 @@ class GuestHouse:
     async def furnish(
         self, room: Room, asked: ContainerParts, sandbox: SandboxAsked, folder: Path
     ) -> None:
+        attached = await self._attach(room, asked, sandbox)
         volumes = await asyncio.to_thread(self._assemble, room, asked, folder)
         guest = self.machine(machine_of(room)).guest
         await guest.ask("rename-inside", room.id, sandbox.hostname)
@@ -190,8 +193,22 @@ class GuestHouse:
             await self._limit(room, asked.plan.limits, is_new=True)
         await slide_drive(guest, room.id, f"/{DRIVES}/{asked.id}")
         for source, target in volumes:
-            place = f"/{VOLUMES}/{asked.id}/{source}"
+            place = attached.get(source) or f"/{VOLUMES}/{asked.id}/{source}"
             await guest.ask("mount-inside", room.id, place, f"{DRIVE_C}/{target}")
+
+    async def _attach(
+        self, room: Room, asked: ContainerParts, sandbox: SandboxAsked
+    ) -> dict[str, str]:
+        """Where in the guest the disks are that the container mounts; its own is slowed down."""
+        machine = self.machine(machine_of(room))
+        rates = rates_of_pod(sandbox.annotations)
+        of_drive = rates_of_drive(asked.plan.limits, rates)
+        await asyncio.to_thread(hold_drive, machine.group, room.folder, of_drive)
+        wanted = [mount for mount in asked.plan.mounts if mount.kind in DISKS]
+        if not wanted:
+            return {}
+        kit = (await self._templates.get()).kit
+        return await machine.disks.attach(asked.id, wanted, rates, kit)
 
     def _assemble(self, room: Room, asked: ContainerParts, folder: Path) -> list[tuple[str, str]]:
         place = machine_of(room) / DRIVES / asked.id
@@ -253,6 +270,9 @@ class GuestHouse:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             await until_gone(pid)
+        if name and PodMachine(machine_of(room)).pid:
+            with contextlib.suppress(MachineGone, MachineFailed, GuestRefused):
+                await self.machine(machine_of(room)).disks.release(place.parent.name)
 
     async def end(self, place: Path) -> None:
         """All of a shell, however much of it there is."""

@@ -23,7 +23,13 @@ from winpod.compute.errors import KitFailed
 from winpod.images.base_packages import choose_mirrors, unpack_packages
 from winpod.images.store_lock import FileLock
 
-PACKAGES = ("qemu-system-x86", "virtiofsd", "erofs-utils", "linux-image-cloud-amd64")
+PACKAGES = (
+    "qemu-system-x86",
+    "virtiofsd",
+    "erofs-utils",
+    "e2fsprogs",
+    "linux-image-cloud-amd64",
+)
 MODULES = (
     "libcrc32c",
     "virtio_blk",
@@ -35,8 +41,11 @@ MODULES = (
     "virtio_mem",
 )
 """What the kernel has not built in and the guest needs, in the order they are loaded."""
+LOADED_LATER = ("ntfs3",)
+"""What a guest loads when it has to."""
 
-_REVISION = 1
+_REVISION = 2
+_ALL_MODULES = (*MODULES, *LOADED_LATER)
 _BUILDING = ".building-"
 _RECORD = "kit.json"
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -75,6 +84,16 @@ class Kit:
 
     def mkfs_erofs(self, *arguments: str) -> list[str]:
         return self._program("usr/bin/mkfs.erofs", *arguments)
+
+    def seen_at(self, place: str) -> Kit:
+        """The same kit, as somebody sees it who has it mounted there."""
+        return Kit(Path(place), self.qemu_version)
+
+    def mke2fs(self, *arguments: str) -> list[str]:
+        return self._program("usr/sbin/mke2fs", *arguments)
+
+    def load_module(self, name: str) -> list[str]:
+        return self._program("usr/bin/kmod", "insmod", str(self.path / "modules" / f"{name}.ko"))
 
     def _data(self, name: str) -> str:
         return str(self.tree / "usr/share" / name)
@@ -116,7 +135,7 @@ def _build(folder: Path, mirror: str, progress: Callable[[str], None]) -> Kit:
         _extract_kernel(work)
         for name in _NEEDLESS:
             shutil.rmtree(work / "tree" / name, ignore_errors=True)
-        decisive = {"revision": _REVISION, "packages": packages, "modules": MODULES}
+        decisive = {"revision": _REVISION, "packages": packages, "modules": _ALL_MODULES}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         record = {**decisive, "qemu": _upstream(packages["qemu-system-x86"])}
         (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
@@ -154,7 +173,7 @@ def _extract_kernel(work: Path) -> None:
         raise KitFailed("Debian's kernel package has no kernel in it")
     (work / "vmlinux").write_bytes(unpack_kernel(image.read_bytes()))
     (work / "modules").mkdir()
-    for name in MODULES:
+    for name in _ALL_MODULES:
         packed = next((tree / "usr/lib/modules").rglob(f"{name}.ko.xz"), None)
         if packed is None:
             raise KitFailed(f"Debian's kernel has no module {name}")

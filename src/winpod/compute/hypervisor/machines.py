@@ -26,6 +26,7 @@ from winpod.compute.hypervisor.arguments import (
 )
 from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
 from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest_disks import GuestDisks
 from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
 from winpod.compute.hypervisor.template import Template
@@ -44,6 +45,7 @@ class PodMachine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.guest = Guest(folder / CONTROL)
+        self.disks = GuestDisks(folder, self.guest)
         self.size = Sizing(folder, self.guest, self.group)
 
     @property

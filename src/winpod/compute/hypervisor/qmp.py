@@ -71,6 +71,13 @@ class Qmp:
         self._socket.sendmsg([words], ancillary)
         await self._answer("getfd")
 
+    async def lend(self, descriptor: int) -> int:
+        """A file that QEMU shall open as `/dev/fdset/` and the number that comes back."""
+        words = json.dumps({"execute": "add-fd"}).encode() + b"\n"
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self._socket.sendmsg([words], ancillary)
+        return int((await self._answer("add-fd"))["fdset-id"])
+
     async def _answer(self, command: str) -> Any:
         while True:
             said = json.loads(await self._line())
