@@ -18,6 +18,7 @@ from lightkube.models import core_v1 as v1
 from winpod.compute import mounts
 from winpod.cri.proto import api_pb2 as api
 from winpod.node.atomic_files import write_files
+from winpod.node.block_volumes import BLOCK, Disk, device_mounts, disk_of
 from winpod.node.environment import expand
 from winpod.node.facts import NodeFacts
 from winpod.node.requests import domain_of, hostname_of, metadata_of, spec_of
@@ -40,12 +41,13 @@ _HOST_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """The volumes of one pod: places by their names, and images that the runtime mounts itself."""
+    """The volumes of one pod: places by their names, and what the runtime mounts itself."""
 
     folder: Path
     places: Mapping[str, Path]
     images: Mapping[str, str] = field(default_factory=dict)
     read_only: Collection[str] = ()
+    disks: Mapping[str, Disk] = field(default_factory=dict)
 
     def for_container(
         self,
@@ -54,7 +56,7 @@ class Mounted:
         handler: str = "",
     ) -> list[api.Mount]:
         """The mounts that a container asks for; sub paths are made on the way."""
-        found = []
+        found = device_mounts(container, self.disks, self.read_only)
         for number, mount in enumerate(container.volumeMounts or ()):
             sub_path = mount.subPath or expand(mount.subPathExpr or "", env)
             if image := self.images.get(mount.name):
@@ -135,6 +137,7 @@ class Volumes:
         places: dict[str, Path] = {}
         images: dict[str, str] = {}
         read_only: set[str] = set()
+        disks: dict[str, Disk] = {}
         for volume in spec_of(pod).volumes or ():
             written = await files.of(volume)
             if written is not None:
@@ -144,11 +147,15 @@ class Volumes:
             elif volume.image:
                 images[volume.name] = volume.image.reference or ""
             else:
-                places[volume.name], is_fixed = await self._place(pod, volume, folder)
+                place, is_fixed = await self._place(pod, volume, folder)
+                if isinstance(place, Disk):
+                    disks[volume.name] = place
+                else:
+                    places[volume.name] = place
                 if is_fixed:
                     read_only.add(volume.name)
         folder.mkdir(parents=True, exist_ok=True)
-        return Mounted(folder, places, images, read_only)
+        return Mounted(folder, places, images, read_only, disks)
 
     async def refresh(self, pod: v1.Pod) -> None:
         """New content of config maps, secrets and tokens; sub paths keep what they had."""
@@ -169,7 +176,9 @@ class Volumes:
                 if not is_known(folder.name):
                     await self.unmount(folder.name)
 
-    async def _place(self, pod: v1.Pod, volume: v1.Volume, folder: Path) -> tuple[Path, bool]:
+    async def _place(
+        self, pod: v1.Pod, volume: v1.Volume, folder: Path
+    ) -> tuple[Path | Disk, bool]:
         """Where a volume is, and whether it can only be read."""
         if volume.emptyDir:
             return _empty_directory(volume, folder), False
@@ -186,9 +195,11 @@ class Volumes:
             "claims of local volumes.",
         )
 
-    async def _claimed(self, pod: v1.Pod, claim: str) -> Path:
+    async def _claimed(self, pod: v1.Pod, claim: str) -> Path | Disk:
         namespace = metadata_of(pod).namespace or "default"
         name, spec = await bound_volume(self._objects, namespace, claim)
+        if spec.volumeMode == BLOCK:
+            return disk_of(claim, name, spec)
         if spec.local:
             return _host_path(spec.local.path, "Directory", claim)
         if spec.hostPath:

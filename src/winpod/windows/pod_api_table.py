@@ -822,7 +822,8 @@ _VOLUME_ROWS = (
         when.NOT_EMPTY,
         _FAILS,
         _FAILS,
-        "Windows containers take no raw block devices.",
+        "Windows containers take no raw block devices. On nodes of winpod's, a pod with hypervisor "
+        "isolation has the disk, formatted where it is empty, as a directory at `devicePath`.",
         "Use a volume with a file system, in `volumeMounts`.",
         _pod(
             containers=[{**_APP, "volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]}],

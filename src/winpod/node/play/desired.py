@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from winpod.node.block_volumes import BLOCK, disk_size, make_disk
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.pods import Pods
 from winpod.node.play.records import Kept, Records
@@ -42,6 +43,8 @@ class Desired:
             return Change(key, "unchanged")
         if key.kind == "Pod":
             return self._write_pod(key, before, document)
+        if key.kind == CLAIM:
+            disk_size(document["spec"])
         self._records.put(key, Kept(self.made(document, before), document))
         if key.kind == CLAIM:
             self._bind(key)
@@ -117,7 +120,8 @@ class Desired:
         return self._volumes / f"{key.namespace}_{key.name}"
 
     def _bind(self, key: Key) -> None:
-        """A claim gets a directory of this machine, which is there for as long as the claim is."""
+        """A claim gets a directory of this machine, or a disk in one, which is there for as long
+        as the claim is."""
         kept = self._records.get(key)
         if kept is None or kept.document["spec"].get("volumeName"):
             return
@@ -125,6 +129,9 @@ class Desired:
         place, name = self._place(key), f"pvc-{uid}"
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(0o777)
+        source: Document = {"hostPath": {"path": str(place), "type": "DirectoryOrCreate"}}
+        if size := disk_size(spec):
+            source = {"local": {"path": str(make_disk(place, size))}, "volumeMode": BLOCK}
         volume: Document = {
             "apiVersion": "v1",
             "kind": VOLUME,
@@ -133,7 +140,7 @@ class Desired:
                 "capacity": (spec.get("resources") or {}).get("requests") or {},
                 "accessModes": spec.get("accessModes") or [],
                 "claimRef": {"namespace": key.namespace, "name": key.name, "uid": uid},
-                "hostPath": {"path": str(place), "type": "DirectoryOrCreate"},
+                **source,
             },
         }
         self._records.put(Key(VOLUME, "", name), Kept(volume))
