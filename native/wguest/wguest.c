@@ -1,8 +1,9 @@
 /* The first process of a microVM: does what the host asks for on the port "control", and reaps.
  *
- * A request is a u32 length and words, each ended by 0; its answer a u32 length, a u32 error number
- * and data. What a pod needs is decided on the host: this side knows how to mount, read, write,
- * start and kill. A client that goes away in the middle of a request has asked nothing.
+ * A request is a u32 length, eight bytes that mark it, and words, each ended by 0; its answer has
+ * the same mark, a u32 length, a u32 error number and data. What a pod needs is decided on the host:
+ * this side knows how to mount, read, write, start and kill. A client that goes away in the middle
+ * of a request has asked nothing, and the next one knows by the mark what was not meant for it.
  */
 
 #define _GNU_SOURCE
@@ -25,7 +26,9 @@
 
 #include "../protocol.h"
 
-static uint8_t request[4 + MOST_BYTES + 1];
+enum { MARK = 8, BEGINNING = 4 + MARK };
+
+static uint8_t request[BEGINNING + MOST_BYTES + 1];
 static struct answer answer;
 static size_t received;
 
@@ -127,17 +130,18 @@ static void reply(int port)
 {
     char *words[MOST_WORDS + 1];
     int count = 0;
-    char *end = (char *)request + 4 + get32(request);
+    char *end = (char *)request + BEGINNING + get32(request);
     *end = 0;
-    for (char *word = (char *)request + 4; word < end && count < MOST_WORDS;
+    for (char *word = (char *)request + BEGINNING; word < end && count < MOST_WORDS;
          word += strlen(word) + 1)
         words[count++] = word;
     words[count] = NULL;
     answer.size = 0;
-    uint8_t header[8];
+    uint8_t header[MARK + 8];
     int error = answer_request(words, &answer);
-    put32(header, (uint32_t)answer.size);
-    put32(header + 4, (uint32_t)error);
+    memcpy(header, request + 4, MARK);
+    put32(header + MARK, (uint32_t)answer.size);
+    put32(header + MARK + 4, (uint32_t)error);
     if (write_whole(port, header, sizeof header))
         write_whole(port, answer.data, answer.size);
 }
@@ -155,7 +159,7 @@ static void serve(int port)
     received += (size_t)now;
     if (received >= 4 && get32(request) > MOST_BYTES)
         received = 0;
-    if (received < 4 || received < 4 + get32(request))
+    if (received < BEGINNING || received < BEGINNING + get32(request))
         return;
     received = 0;
     reply(port);

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ntpath
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from winpod.compute import mounts
@@ -21,11 +21,13 @@ from winpod.windows.command_line import split
 _ENDING = ".exe"
 
 
-def refuse_foreign(base: Base, drive: Path, program: Program) -> None:
-    """`drive` is where the container's C: is on this machine."""
+def refuse_foreign(
+    base: Base, drive: Path, program: Program, apart: Mapping[str, Path] | None = None
+) -> None:
+    """`drive` is where the container's C: is on this machine, but for what is mounted `apart`."""
     with mounts.opened(drive) as root:
         for path in _places(program):
-            file = _find(root, path)
+            file = _find(root, path, apart or {})
             if file is not None:
                 try:
                     name = path.rpartition("\\")[2]
@@ -51,17 +53,21 @@ def _places(program: Program) -> Iterator[str]:
         yield f"{folder.rstrip(chr(92))}\\{path}"
 
 
-def _find(root: int, path: str) -> int | None:
+def _find(root: int, path: str, apart: Mapping[str, Path]) -> int | None:
     """The file at a path of C:, open, whatever the case of its name."""
     drive, colon, rest = ntpath.normpath(path).rpartition(":")
     if colon and drive.upper() != "C":
         return None
+    try:
+        return _open(root, [name for name in rest.split("\\") if name], apart)
+    except OSError:
+        return None
+
+
+def _open(root: int, names: Sequence[str], apart: Mapping[str, Path]) -> int | None:
     here = ""
-    for name in filter(None, rest.split("\\")):
-        try:
-            folder = mounts.open_below(root, here, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            return None
+    for depth, name in enumerate(names, 1):
+        folder = mounts.open_below(root, here, os.O_RDONLY | os.O_DIRECTORY)
         try:
             found = mounts.name_in(folder, name)
         finally:
@@ -69,7 +75,9 @@ def _find(root: int, path: str) -> int | None:
         if found is None:
             return None
         here = f"{here}/{found}" if here else found
-    try:
-        return mounts.open_below(root, here, os.O_RDONLY)
-    except OSError:
-        return None
+        if here in apart and depth == len(names):
+            return os.open(apart[here], os.O_RDONLY | os.O_CLOEXEC)
+        if here in apart:
+            with mounts.opened(apart[here]) as other:
+                return _open(other, names[depth:], {})
+    return mounts.open_below(root, here, os.O_RDONLY)

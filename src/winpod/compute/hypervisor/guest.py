@@ -1,14 +1,17 @@
 """A microVM's first process, spoken to from the host: words in, an error number and data out.
 
 The connection is kept: QEMU can lose what a client sends just after another has left. So one that
-is new is tried with a question, and thrown away where nothing answers. The other end may have been
-broken into, so nothing it sends is trusted: sizes are bounded, and it has to answer in time.
+is new is tried with a question, and thrown away where nothing answers. An answer that comes later
+than anybody waited for it reaches whoever connects next, so each has the mark of its question. The
+other end may have been broken into, so nothing it sends is trusted: sizes are bounded, and it has
+to answer in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import struct
 from pathlib import Path
 
@@ -18,7 +21,9 @@ from winpod.compute.errors import GuestRefused, MachineGone
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 30.0
 _TRY_SECONDS = 2.0
+_MARK = 8
 _HEADER = struct.Struct("<II")
+_SILENT = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -40,7 +45,7 @@ class Guest:
                 raise
             except BaseException as error:
                 self._let_go()
-                if isinstance(error, OSError | EOFError | TimeoutError):
+                if isinstance(error, _SILENT):
                     raise MachineGone(f"the guest does not answer ({words[0]})") from None
                 raise
 
@@ -63,13 +68,13 @@ class Guest:
         for _ in range(5):
             try:
                 with short_name(self._path) as name:
-                    streams = await asyncio.open_unix_connection(name)
+                    streams = await asyncio.open_unix_connection(name, limit=4 * MOST_BYTES)
             except OSError as error:
                 raise MachineGone(f"the microVM is gone: {error.strerror}") from None
             try:
                 async with asyncio.timeout(_TRY_SECONDS):
                     await _ask(streams, ("ping",))
-            except (OSError, EOFError, TimeoutError):
+            except _SILENT:
                 streams[1].close()
                 continue
             self._streams = streams
@@ -85,8 +90,10 @@ class Guest:
 async def _ask(streams: Streams, words: tuple[str, ...]) -> bytes:
     reader, writer = streams
     payload = b"".join(os.fsencode(word) + b"\0" for word in words)
-    writer.write(struct.pack("<I", len(payload)) + payload)
+    mark = secrets.token_bytes(_MARK)
+    writer.write(struct.pack("<I", len(payload)) + mark + payload)
     await writer.drain()
+    await reader.readuntil(mark)
     size, error = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if size > MOST_BYTES:
         raise EOFError

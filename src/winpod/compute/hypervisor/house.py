@@ -222,7 +222,8 @@ class GuestHouse:
         for volume in plan.volumes:
             drive.make_directory(volume, 0)
         volumes = drive.add_apart(plan.mounts, folder / "scratch", apart)
-        refuse_foreign(self._base, place, program_of(plan))
+        elsewhere = {target: apart / source for source, target in volumes}
+        refuse_foreign(self._base, place, program_of(plan), elsewhere)
         return volumes
 
     async def limit(self, room: Room, limits: Enforced) -> None:

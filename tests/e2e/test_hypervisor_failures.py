@@ -1,0 +1,155 @@
+"""What goes wrong with a pod's microVM: the pod tells the truth, and nothing of it is left."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.e2e import windows_programs
+from tests.e2e.command_line import Winpod
+from tests.e2e.microvms import WAITS, image, machines, state, until_said, winpod
+
+from winpod.compute.errors import MachineGone
+from winpod.compute.hypervisor.guest import Guest
+
+__all__ = ["image", "winpod"]
+
+ISOLATED = ("--isolation", "hypervisor")
+MANY = 20
+
+
+def _start(winpod: Winpod, image: str, name: str, line: str = WAITS) -> None:
+    began = winpod("run", "-d", "--name", name, *ISOLATED, image, "cmd", "/c", line)
+    assert began.returncode == 0, began.stderr
+
+
+def _pid(winpod: Winpod, file: str) -> int:
+    (found,) = (winpod.root / "runtime").glob(file)
+    return int(found.read_text())
+
+
+def _until_ended(winpod: Winpod, name: str, within: float = 60) -> None:
+    deadline = time.monotonic() + within
+    while state(winpod, name) == "running":
+        assert time.monotonic() < deadline, winpod("inspect", name).stdout
+        time.sleep(0.2)
+
+
+def _remove(winpod: Winpod, name: str) -> None:
+    removed = winpod("rm", "-f", name)
+    assert removed.returncode == 0, removed.stderr
+    _nothing_is_left(winpod)
+
+
+def _nothing_is_left(winpod: Winpod) -> None:
+    """What is cleared after a removal was answered, is waited for."""
+    deadline = time.monotonic() + 60
+    while left := _left(winpod):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def _left(winpod: Winpod) -> list[str]:
+    runtime = winpod.root / "runtime"
+    mounted = [line for line in Path("/proc/mounts").read_text().splitlines() if "/vm/" in line]
+    found = [line for line in mounted if str(runtime) in line]
+    found += [str(file) for file in runtime.glob("sandboxes/*")]
+    found += [str(file) for file in runtime.glob("leavings/*")]
+    listed = subprocess.run(["pgrep", "-af", f"{runtime}/"], capture_output=True, text=True).stdout
+    found += [line for line in listed.splitlines() if "qemu" in line or "virtiofsd" in line]
+    return found
+
+
+def _kill(file: str) -> Callable[[Winpod], object]:
+    return lambda winpod: os.kill(_pid(winpod, file), signal.SIGKILL)
+
+
+def _panic(winpod: Winpod) -> None:
+    """While no runtime is there, which would have the only connection to the guest."""
+    winpod.end_runtime()
+    (control,) = (winpod.root / "runtime").glob("sandboxes/*/vm/control")
+    with contextlib.suppress(MachineGone):
+        asyncio.run(Guest(control).ask("write", "/proc/sysrq-trigger", "c"))
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        pytest.param(_kill("sandboxes/*/vm/qemu.pid"), id="QEMU is killed"),
+        pytest.param(_kill("sandboxes/*/vm/drives.pid"), id="the server of its drives is killed"),
+        pytest.param(_kill("sandboxes/*/vm/volumes.pid"), id="that of its volumes is killed"),
+        pytest.param(_panic, id="its kernel panics"),
+    ],
+)
+def test_a_pod_whose_microvm_fails_has_ended(
+    winpod: Winpod, image: str, break_it: Callable[[Winpod], object]
+) -> None:
+    _start(winpod, image, "fails")
+    until_said(winpod, "fails", "up")
+    break_it(winpod)
+    _until_ended(winpod, "fails")
+    assert machines(winpod) == []
+    _remove(winpod, "fails")
+
+
+def test_a_container_whose_way_out_of_the_guest_is_cut_has_ended(
+    winpod: Winpod, image: str
+) -> None:
+    _start(winpod, image, "cut")
+    until_said(winpod, "cut", "up")
+    os.kill(_pid(winpod, "containers/*/shell/shell.pid"), signal.SIGKILL)
+    _until_ended(winpod, "cut")
+    _remove(winpod, "cut")
+
+
+def test_a_program_that_takes_all_memory_of_the_guest_is_killed_and_told_so(
+    winpod: Winpod, image: str
+) -> None:
+    program = windows_programs.go_program(name="load")
+    mounted = ("-v", f"{program}:C:\\load.exe:ro")
+    small = ("--annotation", "io.microsoft.virtualmachine.computetopology.memory.sizeinmb=512")
+    options = ("-d", "--name", "greedy", *ISOLATED, *small, *mounted)
+    began = winpod("run", *options, image, "C:\\load.exe", "4000")
+    assert began.returncode == 0, began.stderr
+    _until_ended(winpod, "greedy", within=300)
+    assert "OOMKilled" in winpod("inspect", "greedy").stdout
+    _remove(winpod, "greedy")
+
+
+def test_a_runtime_that_is_killed_while_it_makes_a_microvm_leaves_nothing(
+    winpod: Winpod, image: str
+) -> None:
+    assert winpod("ps").returncode == 0
+    for moment in (0.5, 1.0, 2.0):
+        begins = winpod.start(
+            *("run", "--rm", *ISOLATED, image, "cmd", "/c", "ver"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(moment)
+        winpod.end_runtime(signal.SIGKILL)
+        begins.wait(60)
+        assert winpod("ps").returncode == 0
+        for container in winpod("ps", "-aq").stdout.split():
+            winpod("rm", "-f", container)
+        _nothing_is_left(winpod)
+
+
+def test_twenty_microvms_at_once_all_run_and_all_go(winpod: Winpod, image: str) -> None:
+    names = [f"one-of-many-{number}" for number in range(MANY)]
+    with ThreadPoolExecutor(MANY) as pool:
+        list(pool.map(lambda name: _start(winpod, image, name), names))
+        assert len(machines(winpod)) == MANY
+        for name in names:
+            until_said(winpod, name, "up")
+        addresses = {winpod("exec", name, "cmd", "/c", "ipconfig").stdout for name in names}
+        assert len(addresses) == MANY
+        removed = list(pool.map(lambda name: winpod("rm", "-f", name), names))
+    assert {ran.returncode for ran in removed} == {0}, [ran.stderr for ran in removed]
+    _nothing_is_left(winpod)
