@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class Instance:
-    """A host; `kubelet` is the one that plays its kubelet, while it does."""
+    """A host; `kubelet` is the one that plays its kubelet, while it does and the host lives."""
 
     address: str
     port: int
@@ -39,6 +39,7 @@ class Instance:
     server: SshServer
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     kubelet: asyncio.Task[None] | None = None
+    is_dead: bool = False
 
     @property
     def node(self) -> str:
@@ -99,6 +100,19 @@ class Fleet:
         instance = self.instances[name]
         self.do(self._reopen(instance))
 
+    def die(self, name: str) -> None:
+        """It answers nobody any more."""
+        instance = self.instances[name]
+        instance.is_dead = True
+        self.do(self._remove(instance))
+
+    def come_back(self, name: str) -> None:
+        """As a machine that was switched on again."""
+        instance = self.instances[name]
+        instance.windows.reboot()
+        self.do(self._reopen(instance, instance.server.host_key))
+        instance.is_dead = False
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -118,11 +132,11 @@ class Fleet:
         self.instances[name] = Instance(address, server.port, scripted, server, stack)
         return self.instances[name]
 
-    async def _reopen(self, instance: Instance) -> None:
+    async def _reopen(self, instance: Instance, host_key: asyncssh.SSHKey | None = None) -> None:
         await instance.closing.aclose()
-        windows = instance.windows
+        windows, address, port = instance.windows, instance.address, instance.port
         instance.server = await instance.closing.enter_async_context(
-            ssh_server(windows.folder, windows.reply, address=instance.address, port=instance.port)
+            ssh_server(windows.folder, windows.reply, address=address, port=port, host_key=host_key)
         )
 
     async def _remove(self, instance: Instance) -> None:
@@ -158,7 +172,7 @@ READY = {"Containers": "Enabled"}
 
 async def _play(instance: Instance) -> None:
     service = instance.windows.services.get("kubelet")
-    runs = service is not None and service.state == "RUNNING"
+    runs = service is not None and service.state == "RUNNING" and not instance.is_dead
     if instance.kubelet and instance.kubelet.done():
         with contextlib.suppress(Exception):
             instance.kubelet.result()

@@ -99,6 +99,7 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
 
     left = laptop.instance("remove", "--yes")
     assert left.code == 1, left.err
+    assert "If it will never answer again, --dead deletes its Node" in left.err
     for one in ones:
         assert not found(plane, f"/api/v1/nodes/{one.node}")
         assert one.services == {}
@@ -107,6 +108,26 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     assert len(secrets) == 2
     told = "".join(ran.out + ran.err for ran in (joined, changed, refused, left))
     assert not [secret for secret in secrets if secret in told]
+
+
+def test_of_a_machine_that_is_dead_only_the_node_goes_and_nobody_is_taken_for_dead(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    one = fleet.add("win-e", features=dict(READY))
+    laptop = Laptop(plane, tmp_path, fleet)
+    joined = laptop.apply("1.0.0")
+    assert is_ready(plane, one.node), joined.err
+    assert f"{one.address}: it answers" in laptop.instance("remove", "--dead", "--yes").err
+    fleet.die("win-e")
+    refused = laptop.instance("remove", "--dead", "--yes")
+    assert "its Node win-e is ready, so the machine lives" in refused.err
+    assert "no Windows Node of the cluster is at 127.0.77.251" in refused.err
+    not_ready = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    patch = json.dumps({"status": {"conditions": not_ready}})
+    plane.kubectl("patch", "node", "win-e", "--subresource=status", "-p", patch)
+    gone = laptop.instance("remove", "--dead", "--yes")
+    assert f"{one.address}: its Node win-e is deleted; what is on the machine stays" in gone.out
+    assert not found(plane, "/api/v1/nodes/win-e")
 
 
 def token_secrets(plane: ControlPlane) -> list[str]:

@@ -26,6 +26,7 @@ Reply = Callable[[str], Awaitable[tuple[bytes, bytes, int]]]
 class SshServer:
     folder: Path
     key: asyncssh.SSHKey
+    host_key: asyncssh.SSHKey
     port: int = 0
     commands: list[str] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
@@ -70,7 +71,8 @@ async def ssh_server(
     files: type[asyncssh.SFTPServer] = asyncssh.SFTPServer,
 ) -> AsyncIterator[SshServer]:
     (folder / "C:" / "Windows" / "Temp").mkdir(parents=True, exist_ok=True)
-    server = SshServer(folder, asyncssh.generate_private_key("ssh-ed25519"))
+    key, new = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+    server = SshServer(folder, key, host_key or new)
 
     async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
         command = process.command or ""
@@ -101,7 +103,7 @@ async def ssh_server(
         address,
         port,
         server_factory=Door,
-        server_host_keys=[host_key or asyncssh.generate_private_key("ssh-ed25519")],
+        server_host_keys=[server.host_key],
         process_factory=run,
         sftp_factory=lambda chan: files(chan, chroot=bytes(folder)),
         encoding=None,

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import asyncssh
 import typer
 
 from winpod.cli import instance_payload
@@ -35,53 +32,25 @@ from winpod.cli.instance_print import (
     print_words,
     telling,
 )
-from winpod.cli.options import Format, Kubeconfig, Output, usual_kubeconfig
+from winpod.cli.instance_work import (
+    Reached,
+    change_all,
+    plan_all,
+    remove_dead_ones,
+    take_off,
+)
+from winpod.cli.options import Format, Kubeconfig, Output
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cluster.instance_settings import InstanceSettings
-from winpod.instances.cluster.inputs import Asked, Entries
-from winpod.instances.laptop.by_hand import ByHand, Queue, Wish
-from winpod.instances.laptop.hosting_cluster import joined_cluster
-from winpod.instances.laptop.several import AT_ONCE, Outcome, for_each
-from winpod.instances.remote import applying
+from winpod.instances.laptop.several import AT_ONCE
 from winpod.instances.remote.gathering import QUESTION, gather
-from winpod.instances.remote.holding import holding
-from winpod.instances.remote.host_keys import KeysInFile
-from winpod.instances.remote.login import PORT, Login
-from winpod.instances.remote.ssh import Host
+from winpod.instances.remote.login import PORT
 from winpod.instances.remote.surveying import survey
-from winpod.instances.rules.desired import Desired
-from winpod.instances.rules.state import State
-from winpod.instances.rules.steps import Step
 from winpod.instances.software.blueprint import everything_of_ours
-from winpod.instances.software.payload import Payload, read_payload
-from winpod.node.access import read_kubeconfig
+from winpod.instances.software.payload import read_payload
 from winpod.windows.errors import InvalidInput, NotFound
 
-R = TypeVar("R")
 app = typer.Typer(help="Make nodes of Windows Server machines, over SSH.")
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The instances that a command is about, and how they are opened."""
-
-    entries: Entries
-    key: asyncssh.SSHKey
-    at_once: int
-
-    async def each(self, work: Callable[[Host], Awaitable[R]]) -> list[Outcome[R]]:
-        """Work on all of them; a bad entry is one of those that failed."""
-        keys = KeysInFile()
-
-        async def one(asked: Asked) -> R:
-            login = Login(asked.name, asked.address, asked.username, asked.port)
-            async with Host(login, self.key, keys) as host:
-                return await work(host)
-
-        done = await for_each(self.entries.asked, lambda asked: asked.name, one, self.at_once)
-        for bad in self.entries.bad:
-            done.append(Outcome(bad.key, failure=InvalidInput(bad.problem)))
-        return done
 
 
 @app.callback()
@@ -108,7 +77,7 @@ def plan(
     """
     reached = _reached(address, user, port, instances, key, at_once)
     settings, files = _settings(config), read_payload(payload)
-    outcomes = asyncio.run(_plan(reached, kubeconfig, settings, files))
+    outcomes = asyncio.run(plan_all(reached, kubeconfig, settings, files))
     print_plans(outcomes, output)
     raise typer.Exit(print_failures(outcomes))
 
@@ -135,7 +104,7 @@ def apply(
     """
     reached = _reached(address, user, port, instances, key, at_once)
     settings, files = _settings(config), read_payload(payload)
-    outcomes = asyncio.run(_change(reached, kubeconfig, settings, files))
+    outcomes = asyncio.run(change_all(reached, kubeconfig, settings, files))
     print_states(outcomes, output)
     raise typer.Exit(print_failures(outcomes))
 
@@ -171,6 +140,10 @@ def remove(
     keep_node: Annotated[
         bool, typer.Option("--keep-node", help="Ask no cluster: drain nothing, delete no Node.")
     ] = False,
+    dead: Annotated[
+        bool,
+        typer.Option("--dead", help="They will never answer again: only delete their Nodes."),
+    ] = False,
     config: SettingsFile = None,
     at_once: AtOnce = AT_ONCE,
     yes: Yes = False,
@@ -182,14 +155,20 @@ def remove(
 
     Exit code: 0 nothing of ours is left, 1 one failed, 2 bad input.
     """
+    if keep_node and dead:
+        raise InvalidInput("--keep-node and --dead leave nothing to be done.", "Give one of them.")
     reached = _reached(address, user, port, instances, key, at_once)
     settings = _settings(config)
     if not yes:
         _confirm(f"Remove {', '.join(asked.name for asked in reached.entries.asked)}")
+    if dead:
+        removed = asyncio.run(remove_dead_ones(reached, kubeconfig, settings))
+        print_words(removed, output)
+        raise typer.Exit(print_failures(removed))
     if keep_node:
-        outcomes = asyncio.run(_take_off(reached, everything_of_ours(settings)))
+        outcomes = asyncio.run(take_off(reached, everything_of_ours(settings)))
     else:
-        outcomes = asyncio.run(_change(reached, kubeconfig, settings, None))
+        outcomes = asyncio.run(change_all(reached, kubeconfig, settings, None))
     print_states(outcomes, output)
     raise typer.Exit(print_failures(outcomes))
 
@@ -254,32 +233,6 @@ def replace(
 app.command("trust")(trust)
 app.command("payload")(instance_payload.payload)
 app.command("fetch")(instance_payload.fetch)
-
-
-async def _plan(
-    reached: Reached, kubeconfig: Path | None, settings: InstanceSettings, payload: Payload
-) -> list[Outcome[tuple[Step, ...]]]:
-    access = read_kubeconfig(kubeconfig or usual_kubeconfig())
-    async with joined_cluster(access, settings.api_server) as cluster:
-        wish = Wish(cluster, settings, payload, Queue(settings.at_most))
-        return await reached.each(lambda host: ByHand(host, wish, telling(host.name)).plan())
-
-
-async def _change(
-    reached: Reached, kubeconfig: Path | None, settings: InstanceSettings, payload: Payload | None
-) -> list[Outcome[State]]:
-    access = read_kubeconfig(kubeconfig or usual_kubeconfig())
-    async with joined_cluster(access, settings.api_server) as cluster:
-        wish = Wish(cluster, settings, payload, Queue(settings.at_most))
-        return await reached.each(lambda host: ByHand(host, wish, telling(host.name)).run())
-
-
-async def _take_off(reached: Reached, ours: Desired) -> list[Outcome[State]]:
-    async def one(host: Host) -> State:
-        async with holding(host):
-            return await applying.remove(host, ours, telling(host.name))
-
-    return await reached.each(one)
 
 
 def _reached(

@@ -44,6 +44,9 @@ class HostKeyChanged(PermissionDenied):
     """Another machine answers, or the instance was made anew."""
 
 
+NOT_REACHED = (Unreachable, LoginRefused, HostKeyChanged)
+
+
 class Busy(WinpodError):
     """Somebody else works on the instance."""
 

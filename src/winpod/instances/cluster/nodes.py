@@ -6,7 +6,7 @@ node's own files stay: they would come back at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,14 +117,22 @@ def node_now(
     elif not is_own and told and set(told).isdisjoint(addresses):
         where = ", ".join(told)
         stranger = f"there is a node {metadata.name} already, and it is another machine, at {where}"
-    is_ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
     return NodeNow(
         metadata.name,
-        is_ready and not is_stale,
+        is_ready(found) and not is_stale,
         found.spec.unschedulable,
         status.node_info.container_runtime_version,
         stranger,
     )
+
+
+def is_ready(node: NodeObject) -> bool:
+    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
+
+
+def is_at(node: NodeObject, addresses: Collection[str]) -> bool:
+    """Whether the node says that it is at one of these."""
+    return not {one.address for one in node.status.addresses}.isdisjoint(addresses)
 
 
 def subnet_of(node: NodeObject | None) -> str:
@@ -170,6 +178,10 @@ class Nodes:
 
     async def get(self, name: str) -> NodeObject | None:
         return await self._api.get(NodeObject, f"{NODES}/{name}") if name else None
+
+    async def windows(self) -> Sequence[NodeObject]:
+        selector = {"labelSelector": "kubernetes.io/os=windows"}
+        return (await self._api.list(NodeObject, NODES, selector)).items
 
     async def beat(self, name: str) -> str:
         """When its kubelet gave its last sign of life, by its own clock; another says it lives."""

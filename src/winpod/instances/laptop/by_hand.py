@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from winpod.cluster.instance_settings import InstanceSettings
 from winpod.instances.cluster.addresses import addresses_of
 from winpod.instances.cluster.nodes import Leaving, node_now, subnet_of
-from winpod.instances.errors import InstanceUnfit
-from winpod.instances.laptop.hosting_cluster import CORDONED, Cluster
+from winpod.instances.errors import InstanceUnfit, Unreachable
+from winpod.instances.laptop.hosting_cluster import CORDONED, Cluster, refuse_operators_own
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.remote import applying
 from winpod.instances.remote.holding import holding
@@ -113,23 +113,20 @@ class ByHand:
 
     async def run(self) -> State:
         """Until nothing is left to be done."""
-        await self._refuse_operators_own()
+        await refuse_operators_own(self.wish.cluster, self.host)
         has_failed = True
         try:
             async with holding(self.host):
                 state = await self._run()
             has_failed = False
             return state
+        except Unreachable as error:
+            if self.is_leaving:
+                error.advice += " If it will never answer again, --dead deletes its Node."
+            raise
         finally:
             if self._has_turn:
                 self.wish.queue.leave(self.host.name, has_failed=has_failed)
-
-    async def _refuse_operators_own(self) -> None:
-        if self.host.login.address in await self.wish.cluster.looked_after():
-            raise InstanceUnfit(
-                f"{self.host.name}: an operator of this cluster looks after it already.",
-                "Change its entry, the settings or the payload instead, and the operator follows.",
-            )
 
     async def _run(self) -> State:
         await self._meet()

@@ -14,6 +14,8 @@ from winpod.instances.cluster.nodes import NODES, NodeObject, Nodes
 from winpod.instances.cluster.resource import API_VERSION, PLURAL, WindowsInstance
 from winpod.instances.cluster.signing import BOOTSTRAP_GROUP, Known, judge
 from winpod.instances.cluster.tokens import Tokens
+from winpod.instances.errors import InstanceUnfit
+from winpod.instances.remote.ssh import Host
 from winpod.node.access import Access
 from winpod.node.api import ApiServer, Refused
 
@@ -81,6 +83,14 @@ class Cluster:
             verdict = judge(request_of(request), [known])
             if verdict.is_approved:
                 await approve(self._api, request, verdict)
+
+
+async def refuse_operators_own(cluster: Cluster, host: Host) -> None:
+    if host.login.address in await cluster.looked_after():
+        raise InstanceUnfit(
+            f"{host.name}: an operator of this cluster looks after it already.",
+            "Change its entry, the settings or the payload instead, and the operator follows.",
+        )
 
 
 @asynccontextmanager

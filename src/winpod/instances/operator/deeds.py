@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from winpod.cluster.upgrade.progress import stamp
+from winpod.instances.cluster.nodes import is_ready
 from winpod.instances.cluster.resource import Status, WindowsInstance
 from winpod.instances.cluster.tokens import with_token
 from winpod.instances.errors import InstanceUnfit
@@ -89,6 +90,15 @@ class Deeds:
         self._care.tokens.forget(instance.name)
         self._care.tell(instance, "InstanceRemoved", why)
         await self._care.objects.let_go(instance.name)
+
+    async def forget(self, instance: WindowsInstance) -> None:
+        """A Node that is ready is a machine's that lives, and stays with it."""
+        status, said = instance.status, "it is left as it is, as asked"
+        node = await self._care.nodes.get(status.node)
+        if node and node.metadata.uid == status.node_uid and not is_ready(node):
+            await self._care.nodes.delete(status.node)
+            said += f"; its Node {status.node}, which was not ready, is deleted"
+        await self.let_go(instance, said)
 
     async def _rest(self, case: Case) -> After:
         instance, care = case.instance, self._care

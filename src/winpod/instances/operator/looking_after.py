@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from winpod.instances.cluster.nodes import subnet_of
-from winpod.instances.cluster.resource import Status, WindowsInstance
-from winpod.instances.errors import Busy, Unreachable
+from winpod.instances.cluster.resource import STOP_MANAGING, Status, WindowsInstance
+from winpod.instances.errors import NOT_REACHED, Busy, Unreachable
 from winpod.instances.operator.care import Care
 from winpod.instances.operator.deeds import Case, Deeds, Late, set_phase
 from winpod.instances.operator.looking import Seen, look, save, situation
@@ -23,7 +23,6 @@ from winpod.instances.operator.telling import (
     CONTAINERD_NOT_RUNNING,
     CONTAINERD_RUNNING,
     NODE_READY,
-    NOT_REACHED,
     REACHABLE,
     Phase,
     condition_of,
@@ -75,7 +74,7 @@ class LookingAfter:
 
     async def _advance(self, instance: WindowsInstance) -> float:
         if instance.is_leaving and instance.is_forgotten:
-            await self._deeds.let_go(instance, "it is left as it is, as asked")
+            await self._deeds.forget(instance)
             return _API_WAIT
         if instance.is_leaving and instance.spec.machine:
             await self._deeds.let_go(instance, "its Machine has gone, or goes")
@@ -106,7 +105,7 @@ class LookingAfter:
         if isinstance(error, Busy):
             await self._save(instance, lambda status: set_phase(status, Phase.WAITING, str(error)))
             return _BUSY_WAIT
-        care, reason, said = self._care, reason_of(error), self._sentence(error)
+        care, reason, said = self._care, reason_of(error), _sentence(instance, error)
         self._seen, self._deed = None, Deed.REST
         care.turns.withdraw(self.name)
         care.tell(instance, reason, said, is_bad=True)
@@ -135,7 +134,11 @@ class LookingAfter:
         except WinpodError as trouble:
             _log.info("what became of %s is not written: %s", self.name, trouble)
 
-    def _sentence(self, error: WinpodError) -> str:
-        """Of trouble that all instances have, such as a bad payload, each is told with its name."""
-        sentence = str(error)
-        return sentence if sentence.startswith(f"{self.name}:") else f"{self.name}: {sentence}"
+
+def _sentence(instance: WindowsInstance, error: WinpodError) -> str:
+    """Of trouble that all instances have, such as a bad payload, each is told with its name."""
+    name, said = instance.name, str(error)
+    if instance.is_leaving and isinstance(error, NOT_REACHED):
+        which = f"kubectl -n {instance.metadata.namespace} annotate windowsinstance {name}"
+        said += f" If it will never answer again, let it go as it is: {which} {STOP_MANAGING}=true"
+    return said if said.startswith(f"{name}:") else f"{name}: {said}"

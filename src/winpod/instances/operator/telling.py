@@ -42,7 +42,6 @@ _REASONS: Mapping[type[WinpodError], str] = {
     errors.StepFailed: "InstanceStepFailed",
 }
 _FAILED = "InstanceFailed"
-NOT_REACHED = (errors.Unreachable, errors.LoginRefused, errors.HostKeyChanged)
 
 
 def reason_of(error: WinpodError) -> str:
