@@ -51,9 +51,9 @@ def run(winpod: Winpod, image: str, line: str, *options: str) -> str:
     return ran.stdout
 
 
-def machines(winpod: Winpod) -> list[int]:
+def machines(winpod: Winpod, runtime: str = "runtime") -> list[int]:
     """The pids of their QEMUs."""
-    found = (winpod.root / "runtime/sandboxes").glob("*/vm/qemu.pid")
+    found = winpod.root.glob(f"{runtime}/sandboxes/*/vm/qemu.pid")
     return [int(file.read_text()) for file in found]
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,21 @@ MANIFESTS = Path(__file__).parents[2] / "deploy/manifests"
 
 
 class OperatorProcess:
-    """Its log, an object a line, is in the directory."""
+    """Its log, an object a line, is in the directory. `before` leads to a network."""
 
-    def __init__(self, plane: ControlPlane, directory: Path, name: str, *options: str) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        directory: Path,
+        name: str,
+        *options: str,
+        before: Sequence[str] = (),
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = directory / f"{name}.log"
         self._command = [
-            *(*WINPOD, "operator", "--kubeconfig", str(own_kubeconfig(plane))),
+            *(*before, *WINPOD, "operator", "--kubeconfig", str(own_kubeconfig(plane))),
             *("--namespace", NAMESPACE, "--identity", name, "--log-format", "json"),
             *("--address", "127.0.0.1", "--port", "0", "--webhook-port", "0"),
             *("--page-port", "0", *options),

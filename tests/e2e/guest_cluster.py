@@ -1,0 +1,143 @@
+"""A small cluster whose nodes come to have hypervisor isolation: two builds, on one machine.
+
+Control plane, registry, nodes and operator are in one network namespace. The nodes begin without
+the kit and without leave to emulate, and get both when a test says so.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from tests.e2e.controlplane import ControlPlane, KubectlFailed
+from tests.e2e.controlplane.control_plane import POD_RANGE
+from tests.e2e.machines import Machine, machines
+from tests.e2e.node_process import NodeProcess, is_ready, node
+from tests.e2e.objects import HYPERVISOR
+from tests.e2e.windows_cluster import WindowsCluster, remove_sandboxes
+from tests.e2e.windows_programs import cache
+from tests.images.registries import docker_registry
+
+from winpod.compute.hypervisor.accelerator import ALLOW
+from winpod.compute.hypervisor.kit import build_kit
+from winpod.images.base import Base
+
+BUILDS = {"old": "2019", "new": "2022"}
+ALL = "all"
+SIZES = Path(__file__).parents[2] / "examples/reserve/config.toml"
+
+
+@dataclass
+class GuestCluster(WindowsCluster):
+    directory: Path
+    registry: str
+
+    @property
+    def machine(self) -> Machine:
+        return self.machines["control"]
+
+    def winpod(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*self.machine.entering, sys.executable, "-m", "winpod", *arguments]
+        environment = {**os.environ, "HOME": str(self.directory), "NO_COLOR": "1"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    def handlers(self, name: str) -> set[str]:
+        listed = node(self.plane, name)["status"]["runtimeHandlers"]
+        return {handler["name"] for handler in listed}
+
+    def allow_guests(self) -> None:
+        """The kit is there, and the nodes begin anew with leave to emulate."""
+        if HYPERVISOR in self.handlers("new"):
+            return
+        build_kit(cache() / "root")
+        for shared in ("kits", "templates"):
+            (cache() / "root" / shared).mkdir(exist_ok=True)
+            (self.directory / "root" / shared).symlink_to(cache() / "root" / shared)
+        self.nodes[ALL].stop()
+        os.environ[ALLOW] = "1"
+        try:
+            self.nodes[ALL].start()
+        finally:
+            del os.environ[ALLOW]
+        self.until("handlers are told", lambda: HYPERVISOR in self.handlers("new"))
+
+    def until_ready(self, namespace: str, *names: str) -> None:
+        """The first guest makes the template, which is a boot of an emulated machine."""
+        pods = [f"pod/{name}" for name in names]
+        try:
+            self.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=420s", *pods)
+        except KubectlFailed as error:
+            raise AssertionError(self.kubectl("describe", "-n", namespace, *pods)) from error
+
+    def microvms(self) -> list[int]:
+        """The pids of their QEMUs."""
+        found = self.directory.glob("root/nodes/*/runtime/sandboxes/*/vm/qemu.pid")
+        return [int(file.read_text()) for file in found]
+
+
+@contextmanager
+def guest_cluster(directory: Path, base: Base) -> Iterator[GuestCluster]:
+    with (
+        machines(directory / "machines", "control") as made,
+        docker_registry(directory / "registry", inside=made["control"].entering) as registry,
+        ControlPlane(
+            directory / "plane", network=made["control"].network, address=made["control"].address
+        ) as plane,
+    ):
+        process = _nodes(plane, made["control"], directory, base)
+        cluster = GuestCluster(
+            plane, made, {ALL: process}, "", {}, made["control"], directory, registry
+        )
+        _push(cluster)
+        with process:
+            try:
+                for name in BUILDS:
+                    cluster.until(f"{name} is ready", lambda name=name: is_ready(plane, name))  # type: ignore[misc]
+                yield cluster
+            finally:
+                away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
+                cluster.kubectl("delete", "deployments", *away)
+                cluster.kubectl("delete", "pods", *away)
+                for name in BUILDS:
+                    remove_sandboxes(directory / f"root/nodes/{name}/cri.sock")
+
+
+def _nodes(plane: ControlPlane, machine: Machine, directory: Path, base: Base) -> NodeProcess:
+    nodes = [
+        {
+            "name": name,
+            "build": build,
+            "kubeconfig": str(plane.kubeconfig_for(f"system:node:{name}", "system:nodes")),
+        }
+        for name, build in BUILDS.items()
+    ]
+    (directory / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
+    settings = f"[runtime]\nwarm_shells = 0\n\n{SIZES.read_text()}"
+    (directory / "config.toml").write_text(settings)
+    (directory / "root").mkdir()
+    (directory / "root/bases").symlink_to(base.path.parent)
+    serving = plane.serving_certificate("nodes-serving", f"IP:{machine.address}")
+    return NodeProcess(
+        directory,
+        *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(directory / "nodes.yaml")),
+        *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
+        *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
+        before=(*machine.entering, "env", f"WINPOD_CONFIG={directory / 'config.toml'}"),
+    )
+
+
+def _push(cluster: GuestCluster) -> None:
+    """`legacy` is of the old build, `image` of both."""
+    content = cluster.directory / "content"
+    content.mkdir()
+    (content / "readme.txt").write_text("an application\r\n")
+    cluster.image = f"{cluster.registry}/any:1"
+    cluster.images["legacy"] = f"{cluster.registry}/legacy:1"
+    for name, builds in ((cluster.image, ("2019", "2022")), (cluster.images["legacy"], ("2019",))):
+        options = [word for build in builds for word in ("--os-version", build)]
+        packed = cluster.winpod("image", "pack", str(content), "-t", name, *options)
+        assert packed.returncode == 0, packed.stderr

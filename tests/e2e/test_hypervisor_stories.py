@@ -1,0 +1,272 @@
+"""The documents' stories 2 and 3 whole: an older image in a guest of its own build, and one name
+that is two images for two handlers; as manifests that are played, and on a real control plane."""
+
+import json
+import platform
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.command_line import Winpod
+from tests.e2e.guest_cluster import GuestCluster, guest_cluster
+from tests.e2e.microvms import machines, winpod
+from tests.e2e.node_process import condition, events_of, node
+from tests.e2e.objects import BUILD_2019, BUILD_2022, HYPERVISOR, PROCESS, pod, runtime_class
+from tests.e2e.operator_process import OperatorProcess, classes
+from tests.e2e.windows_cluster import windows_spec
+
+from winpod.cri.labels import ACCELERATOR_ANNOTATION
+from winpod.images.base import Base
+from winpod.node.node_status import EMULATED, HYPERVISOR_LABEL
+from winpod.windows.handlers import SIZES
+
+__all__ = ["winpod"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WHICH = r"ver & type \\?\unix\proc\version"
+MISMATCH = "The container operating system does not match the host operating system."
+GUEST = "runhcs-wcow-hypervisor-17763"
+ONE_PROCESSOR = f"{SIZES}computetopology.processor.count"
+
+
+def kernel(said: str) -> str:
+    """The one underneath, as a program of the container sees it."""
+    found = re.search(r"Linux version (\S+)", said)
+    assert found, said
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def layout(winpod: Winpod) -> Path:
+    """The images of the examples, whose program tells where it is."""
+    content, layout = winpod.home / "app", winpod.home / "stories"
+    content.mkdir()
+    (content / "hello.cmd").write_text(f"@{WHICH}\r\n@ping -n 900 127.0.0.1 >nul\r\n")
+    for name, builds in (
+        ("legacy:1.0", ("10.0.17763.805",)),
+        ("modern:1.0", ("10.0.18362.356",)),
+        ("sdk:2.1", ("10.0.17134.1006", "10.0.17763.737", "10.0.18362.356")),
+    ):
+        options = [word for build in builds for word in ("--os-version", build)]
+        image = f"oci:{layout}:registry.example/{name}"
+        line = ("image", "pack", str(content), "-t", image, "--cmd", "cmd /c hello.cmd", *options)
+        assert winpod(*line).returncode == 0
+    return layout
+
+
+@pytest.fixture
+def played(winpod: Winpod) -> Iterator[Winpod]:
+    yield winpod
+    assert winpod("down", "--volumes").returncode == 0
+    assert machines(winpod, "nodes/*/runtime") == []
+
+
+def play(winpod: Winpod, story: int, layout: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    folder = EXAMPLES / f"story-{story}"
+    files = [str(folder / name) for name in ("nodes.yaml", "classes.yaml", "pods.yaml")]
+    ran = winpod("play", *files, "--layout", str(layout))
+    told = json.loads(winpod("ps", "--pods", "-o", "json").stdout)
+    assert told["nodes"][0]["accelerator"] == "emulation"
+    assert GUEST in told["nodes"][0]["handlers"]
+    return ran.stdout + ran.stderr, {pod["name"]: pod for pod in told["pods"]}
+
+
+def said(winpod: Winpod, pod: str) -> str:
+    deadline = time.monotonic() + 120
+    while "Linux version" not in (text := winpod("logs", pod).stdout):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.5)
+    return text
+
+
+def test_story_2_is_played_an_older_image_runs_in_a_guest_and_not_beside_the_host(
+    played: Winpod, layout: Path
+) -> None:
+    shown, pods = play(played, 2, layout)
+    assert {name: pod["state"] for name, pod in pods.items()} == {
+        "legacy": "Running",
+        "modern": "Running",
+        "legacy-beside-the-host": "Pending",
+    }, shown
+    assert MISMATCH in shown
+    assert "→ set runtimeClassName: windows-1809-hyperv" in shown
+    legacy, modern = said(played, "legacy"), said(played, "modern")
+    assert "Microsoft Windows 10.0.17763" in legacy
+    assert "Microsoft Windows 10.0.18362" in modern
+    assert kernel(modern) == platform.release() != kernel(legacy)
+    assert f"{GUEST} (emulated)" in shown
+    assert (pods["legacy"]["accelerator"], pods["modern"]["accelerator"]) == ("emulation", "")
+    rows = {row.split()[-1]: row for row in played("ps").stdout.splitlines()}
+    assert "(emulated)" in rows["legacy/app"]
+    assert "(emulated)" not in rows["modern/app"]
+    (inspected,) = json.loads(played("inspect", "legacy").stdout)
+    assert inspected["sandbox"]["info"]["info"]["accelerator"] == "emulation"
+    assert "accelerator: emulation" in played("describe", "legacy").stdout
+
+
+def test_story_3_is_played_one_name_is_two_images_for_two_handlers(
+    played: Winpod, layout: Path
+) -> None:
+    shown, pods = play(played, 3, layout)
+    assert {pod["state"] for pod in pods.values()} == {"Running"}, shown
+    assert len({image for pod in pods.values() for image in pod["images"]}) == 1
+    older, newer = said(played, "sdk-1809"), said(played, "sdk-1903")
+    assert "Microsoft Windows 10.0.17763" in older
+    assert "Microsoft Windows 10.0.18362" in newer
+    assert kernel(newer) == platform.release() != kernel(older)
+
+
+@pytest.fixture(scope="module")
+def cluster(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuestCluster]:
+    with guest_cluster(tmp_path_factory.mktemp("guests"), base) as running:
+        yield running
+
+
+def spec(image: str, runtime_class_name: str) -> dict[str, Any]:
+    """A pod that waits until it is asked; its class says where it goes."""
+    made = windows_spec(image, "cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
+    del made["nodeSelector"], made["tolerations"]
+    return made | {"runtimeClassName": runtime_class_name}
+
+
+def asked(cluster: GuestCluster, namespace: str, name: str) -> str:
+    return cluster.exec(namespace, name, "cmd", "/c", WHICH)
+
+
+def waiting(cluster: GuestCluster, namespace: str, name: str) -> str:
+    status = cluster.get(namespace, "pod", name)["status"].get("containerStatuses", [{}])[0]
+    return str(status.get("state", {}).get("waiting", {}).get("message", ""))
+
+
+def checked(cluster: GuestCluster, manifest: dict[str, Any]) -> dict[str, Any]:
+    file = cluster.directory / "checked.json"
+    file.write_text(json.dumps(manifest))
+    kubeconfig = ("--kubeconfig", str(cluster.plane.kubeconfig))
+    ran = cluster.winpod("check", "-f", str(file), *kubeconfig, "-o", "json")
+    (workload,) = json.loads(ran.stdout)["workloads"]
+    return dict(workload)
+
+
+def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
+    cluster: GuestCluster,
+) -> None:
+    ns, image = "story-2", cluster.images["legacy"]
+    cluster.plane.create_namespace(ns)
+    cluster.plane.apply(
+        runtime_class("beside", PROCESS, BUILD_2022), runtime_class("guest", GUEST, BUILD_2022)
+    )
+    legacy = pod("legacy", ns, spec(image, "guest"))
+    cluster.plane.apply(legacy, pod("beside", ns, spec(image, "beside")))
+    assert cluster.handlers("new") == {"", PROCESS}
+    assert HYPERVISOR_LABEL not in node(cluster.plane, "new")["metadata"]["labels"]
+    cluster.until("the pull is refused", lambda: MISMATCH in waiting(cluster, ns, "beside"))
+    assert f"or here with the handler {GUEST}" in waiting(cluster, ns, "beside")
+    cluster.until(
+        "the sandbox is refused",
+        lambda: "FailedCreatePodSandBox" in dict(events_of(cluster.plane, ns, "legacy")),
+    )
+    refused = dict(events_of(cluster.plane, ns, "legacy"))["FailedCreatePodSandBox"]
+    assert f'"{GUEST}" asks for hypervisor isolation' in refused
+    assert "neither kvm_intel nor kvm_amd" in refused
+    assert "WINPOD_ALLOW_EMULATION=1" in refused
+    before = checked(cluster, legacy)
+    (on_new,) = (v for v in before["verdicts"] if "new" in v["nodes"])
+    assert before["status"] == "cannot-run"
+    assert [reason["cause"] for reason in on_new["reasons"]] == ["handler"]
+
+    cluster.allow_guests()
+    assert {GUEST, HYPERVISOR} <= cluster.handlers("new")
+    cluster.until_ready(ns, "legacy")
+    told = node(cluster.plane, "new")
+    assert told["metadata"]["labels"][HYPERVISOR_LABEL] == "emulation"
+    assert condition(told, EMULATED)["status"] == "True"
+    inside = asked(cluster, ns, "legacy")
+    assert f"Microsoft Windows {BUILD_2019}" in inside
+    assert kernel(inside) != platform.release()
+    running = cluster.get(ns, "pod", "legacy")
+    assert running["metadata"]["annotations"][ACCELERATOR_ANNOTATION] == "emulation"
+    assert running["status"]["containerStatuses"][0]["restartCount"] == 0
+    after = checked(cluster, legacy)
+    assert (after["status"], after["node"]) == ("runs", "new")
+    assert {v["isolation"] for v in after["verdicts"] if v["outcome"] == "runs"} == {"hypervisor"}
+    cluster.kubectl("delete", "pods", "--all", "-n", ns)
+
+
+def test_story_3_one_name_two_handlers_two_images_two_machines(cluster: GuestCluster) -> None:
+    ns = "story-3"
+    cluster.allow_guests()
+    cluster.plane.create_namespace(ns)
+    builds = {"older": (GUEST, BUILD_2019), "newer": (HYPERVISOR, BUILD_2022)}
+    for name, (handler, _) in builds.items():
+        cluster.plane.apply(
+            runtime_class(name, handler, BUILD_2022), pod(name, ns, spec(cluster.image, name))
+        )
+    cluster.until_ready(ns, *builds)
+    for name, (_, build) in builds.items():
+        inside = asked(cluster, ns, name)
+        assert f"Microsoft Windows {build}" in inside
+        assert kernel(inside) != platform.release()
+    statuses = [cluster.get(ns, "pod", name)["status"]["containerStatuses"][0] for name in builds]
+    assert {status["image"] for status in statuses} == {cluster.image}
+    assert len(cluster.microvms()) == len(builds)
+    cluster.kubectl("delete", "pods", "--all", "-n", ns)
+    assert cluster.microvms() == []
+
+
+def test_a_handler_carries_a_size_and_what_a_pod_says_itself_goes_before(
+    cluster: GuestCluster,
+) -> None:
+    ns, reserve = "sizes", f"{HYPERVISOR}-reserve"
+    cluster.allow_guests()
+    cluster.plane.create_namespace(ns)
+    sized = pod("sized", ns, spec(cluster.image, "reserve"))
+    sized["metadata"]["annotations"] = {ONE_PROCESSOR: "1"}
+    cluster.plane.apply(runtime_class("reserve", reserve, BUILD_2022), sized)
+    cluster.until_ready(ns, "sized")
+    said = cluster.exec(ns, "sized", "cmd", "/c", r"type \\?\unix\proc\cpuinfo")
+    assert said.count("processor\t:") == 1
+    (machine,) = cluster.microvms()
+    locked = re.search(r"VmLck:\s+(\d+) kB", Path(f"/proc/{machine}/status").read_text())
+    assert locked
+    assert int(locked[1]) >= 512 << 10, "of a gibibyte, what large pages cannot be"
+    cluster.kubectl("delete", "pods", "--all", "-n", ns)
+
+
+def test_an_upgrade_moves_a_real_pod_into_a_guest_of_its_old_build(cluster: GuestCluster) -> None:
+    ns, plane = "moving", cluster.plane
+    cluster.allow_guests()
+    plane.create_namespace(ns)
+    entering = cluster.machine.entering
+    with OperatorProcess(plane, cluster.directory / "operator", "one", before=entering) as process:
+        cluster.until("classes are made", lambda: "windows-2019" in classes(plane))
+        sized = classes(plane)["windows-2022-hyperv-reserve-2core"]
+        assert sized["handler"] == f"{HYPERVISOR}-reserve-2core"
+        template = {
+            "metadata": {"labels": {"app": "legacy"}},
+            "spec": spec(cluster.images["legacy"], "windows-2019"),
+        }
+        plane.apply(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "legacy", "namespace": ns},
+                "spec": {"selector": {"matchLabels": {"app": "legacy"}}, "template": template},
+            }
+        )
+        rolled_out = ("rollout", "status", "-n", ns, "deployment/legacy", "--timeout=180s")
+        cluster.kubectl(*rolled_out)
+        assert kernel(asked(cluster, ns, "deployment/legacy")) == platform.release()
+        applied = cluster.winpod(
+            *("upgrade", "apply", "--from", "2019", "--to", "2022", "--way", "same-class"),
+            *("--yes", "--kubeconfig", str(plane.kubeconfig)),
+        )
+        assert applied.returncode == 0, applied.stdout + applied.stderr + process.log.read_text()
+    assert classes(plane)["windows-2019"]["handler"] == GUEST
+    cluster.kubectl(*rolled_out)
+    inside = asked(cluster, ns, "deployment/legacy")
+    assert f"Microsoft Windows {BUILD_2019}" in inside
+    assert kernel(inside) != platform.release()
+    cluster.kubectl("delete", "deployment", "legacy", "-n", ns)
