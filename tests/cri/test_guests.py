@@ -19,13 +19,13 @@ from winpod.cri.state import State
 from winpod.images.pull import Puller
 from winpod.images.store import Store
 from winpod.windows.builds import parse_build
-from winpod.windows.handlers import HYPERVISOR, KNOWN, SIZES
+from winpod.windows.guest_sizes import BACKED, PROCESSORS
+from winpod.windows.handlers import HYPERVISOR, KNOWN
 from winpod.windows.isolation import Isolation
 from winpod.windows.reading import At
 
-COUNT, MEMORY = f"{SIZES}computetopology.processor.count", f"{SIZES}fullyphysicallybacked"
 RESERVE = f"{HYPERVISOR.name}-reserve"
-SIZED = {RESERVE: {"isolation": "hypervisor", "annotations": {COUNT: "2", MEMORY: "true"}}}
+SIZED = {RESERVE: {"isolation": "hypervisor", "annotations": {PROCESSORS: "2", BACKED: "true"}}}
 
 
 class GuestBackend(SimulatedBackend):
@@ -109,8 +109,8 @@ async def test_what_a_pod_says_of_its_size_goes_before_what_its_handler_says(
 ) -> None:
     backend = GuestBackend()
     async with running(tmp_path, backend) as client:
-        sandbox = await run_sandbox(client, "web", RESERVE, annotations={COUNT: "1"})
+        sandbox = await run_sandbox(client, "web", RESERVE, annotations={PROCESSORS: "1"})
         request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
         status = (await client.call("PodSandboxStatus", request)).status
-    assert backend.asked[0].annotations == {COUNT: "1", MEMORY: "true"}
-    assert dict(status.annotations) == {COUNT: "1"}
+    assert backend.asked[0].annotations == {PROCESSORS: "1", BACKED: "true"}
+    assert dict(status.annotations) == {PROCESSORS: "1"}

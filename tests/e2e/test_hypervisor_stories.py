@@ -21,7 +21,7 @@ from tests.e2e.windows_cluster import windows_spec
 from winpod.cri.labels import ACCELERATOR_ANNOTATION
 from winpod.images.base import Base
 from winpod.node.node_status import EMULATED, HYPERVISOR_LABEL
-from winpod.windows.handlers import SIZES
+from winpod.windows.guest_sizes import PROCESSORS
 
 __all__ = ["winpod"]
 
@@ -29,7 +29,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 WHICH = r"ver & type \\?\unix\proc\version"
 MISMATCH = "The container operating system does not match the host operating system."
 GUEST = "runhcs-wcow-hypervisor-17763"
-ONE_PROCESSOR = f"{SIZES}computetopology.processor.count"
 
 
 def kernel(said: str) -> str:
@@ -223,7 +222,7 @@ def test_a_handler_carries_a_size_and_what_a_pod_says_itself_goes_before(
     cluster.allow_guests()
     cluster.plane.create_namespace(ns)
     sized = pod("sized", ns, spec(cluster.image, "reserve"))
-    sized["metadata"]["annotations"] = {ONE_PROCESSOR: "1"}
+    sized["metadata"]["annotations"] = {PROCESSORS: "1"}
     cluster.plane.apply(runtime_class("reserve", reserve, BUILD_2022), sized)
     cluster.until_ready(ns, "sized")
     said = cluster.exec(ns, "sized", "cmd", "/c", r"type \\?\unix\proc\cpuinfo")

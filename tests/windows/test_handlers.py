@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from winpod.windows.builds import RELEASES, Build, Channel
+from winpod.windows.guest_sizes import BACKED, MEMORY_MB
 from winpod.windows.handlers import (
     HYPERVISOR,
     KNOWN,
     PROCESS,
-    SIZES,
     Handler,
     Handlers,
     UnknownHandler,
@@ -85,7 +85,7 @@ def test_a_configuration_adds_handlers_and_names_for_them() -> None:
 
 
 def test_a_handler_may_carry_a_size() -> None:
-    name, size = "runhcs-wcow-hypervisor-reserve", {f"{SIZES}fullyphysicallybacked": "true"}
+    name, size = "runhcs-wcow-hypervisor-reserve", {BACKED: "true"}
     handlers = configured(**{name: {"isolation": "hypervisor", "annotations": size}})
     assert handlers.get(name).annotations == tuple(size.items())
     assert HYPERVISOR.annotations == ()
@@ -126,9 +126,11 @@ def test_a_configured_handler_takes_the_place_of_the_known_one_under_all_its_nam
         ("fast", {"isolation": "process", "aliases": ["a b"]}, 'has "a b"'),
         ("fast", {"isolation": "process", "aliases": ["fast"]}, "which is a handler of its own"),
         ("Fast", {"isolation": "process"}, 'has "Fast"'),
-        ("fast", {"isolation": "hypervisor", "annotations": {"a": "1"}}, "does not begin with io."),
-        ("fast", {"isolation": "hypervisor", "annotations": {f"{SIZES}a": 1}}, "must be text"),
-        ("fast", {"isolation": "process", "annotations": {f"{SIZES}a": "1"}}, "have no size"),
+        ("fast", {"isolation": "hypervisor", "annotations": {"a": "1"}}, "a is not a setting"),
+        ("fast", {"isolation": "hypervisor", "annotations": {BACKED: True}}, "must be text"),
+        ("fast", {"isolation": "hypervisor", "annotations": {BACKED: "yes"}}, "true or false"),
+        ("fast", {"isolation": "hypervisor", "annotations": {MEMORY_MB: "1Gi"}}, "be a number"),
+        ("fast", {"isolation": "process", "annotations": {BACKED: "true"}}, "have no size"),
     ],
 )
 def test_what_is_no_handler_is_refused(name: str, table: dict[str, Any], says: str) -> None:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from winpod.windows.builds import RELEASES, Build, Channel, parse_build
 from winpod.windows.errors import InvalidInput, NotFound
+from winpod.windows.guest_sizes import FLAGS, NUMBERS
 from winpod.windows.isolation import Isolation
 from winpod.windows.reading import At, InvalidField, Pairs
 
-SIZES = "io.microsoft.virtualmachine."
-"""How the annotations begin that say what a pod asks of its virtual machine, as Hyper-V's do."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -106,11 +105,14 @@ def _read_handler(name: str, table: At) -> Handler:
 
 
 def _read_sizes(table: At, isolation: Isolation) -> Pairs:
-    for name in table.names():
-        if not name.startswith(SIZES):
-            raise InvalidField((*table.path, name), f"does not begin with {SIZES}")
-        if isolation is Isolation.PROCESS:
-            raise InvalidField(table.path, "are for hypervisor isolation; processes have no size")
+    if table and isolation is Isolation.PROCESS:
+        raise InvalidField(table.path, "are for hypervisor isolation; processes have no size")
+    table.allow(*NUMBERS, *FLAGS)
+    for name, text in table.pairs():
+        if name in NUMBERS and not (text.isascii() and text.isdigit()):
+            raise InvalidField((*table.path, name), f'is "{text}", and must be a number')
+        if name in FLAGS and text not in ("true", "false"):
+            raise InvalidField((*table.path, name), f'is "{text}", and must be true or false')
     return table.pairs()
 
 

@@ -1,7 +1,6 @@
 """What a pod asks of its microVM: memory, processors and the disk's speed, by annotations.
 
-The words are those that Hyper-V's shim has, so a pod that says them is the same on Windows. A value
-that cannot be read is passed over, as there.
+A value that cannot be read is passed over, as Hyper-V's shim does it.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winpod.compute.resources import MIB, PERIOD_US, Enforced, shares_of
+from winpod.windows import guest_sizes as sizes
 
-PREFIX = "io.microsoft.virtualmachine."
 DEFAULT_MEMORY = 1024 * MIB
 OVERHEAD = 384 * MIB
 """What QEMU and the servers of a pod's files need beside the guest's memory."""
 FULL_LIMIT = 100_000
 ORDINARY_WEIGHT = 100
 _MOST_WEIGHT = 10_000
-_TOPOLOGY = f"{PREFIX}computetopology."
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -45,17 +43,16 @@ class MachineAsked:
 
 def machine_asked(annotations: Mapping[str, str]) -> MachineAsked:
     numbers = _Numbers(annotations)
-    megabytes = numbers.of(f"{_TOPOLOGY}memory.sizeinmb")
-    overcommit = _flag(annotations.get(f"{_TOPOLOGY}memory.allowovercommit"), default=True)
-    backed = _flag(annotations.get(f"{PREFIX}fullyphysicallybacked"), default=False)
+    overcommit = _flag(annotations.get(sizes.OVERCOMMIT), default=True)
+    backed = _flag(annotations.get(sizes.BACKED), default=False)
     return MachineAsked(
-        memory_bytes=_even(megabytes) * MIB,
-        processors=numbers.of(f"{_TOPOLOGY}processor.count"),
-        limit=min(numbers.of(f"{_TOPOLOGY}processor.limit"), FULL_LIMIT),
-        weight=min(numbers.of(f"{_TOPOLOGY}processor.weight"), _MOST_WEIGHT),
+        memory_bytes=_even(numbers.of(sizes.MEMORY_MB)) * MIB,
+        processors=numbers.of(sizes.PROCESSORS),
+        limit=min(numbers.of(sizes.LIMIT), FULL_LIMIT),
+        weight=min(numbers.of(sizes.WEIGHT), _MOST_WEIGHT),
         reserved=backed or not overcommit,
-        disk_bytes_per_second=numbers.of(f"{PREFIX}storageqos.bandwidthmaximum"),
-        disk_operations_per_second=numbers.of(f"{PREFIX}storageqos.iopsmaximum"),
+        disk_bytes_per_second=numbers.of(sizes.DISK_BYTES),
+        disk_operations_per_second=numbers.of(sizes.DISK_OPERATIONS),
     )
 
 
