@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import pytest
 import yaml
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
 from tests.e2e.controlplane.control_plane import POD_RANGE
@@ -58,11 +60,7 @@ class GuestCluster(WindowsCluster):
             (cache() / "root" / shared).mkdir(exist_ok=True)
             (self.directory / "root" / shared).symlink_to(cache() / "root" / shared)
         self.nodes[ALL].stop()
-        os.environ[ALLOW] = "1"
-        try:
-            self.nodes[ALL].start()
-        finally:
-            del os.environ[ALLOW]
+        start(self.nodes[ALL], emulation="1")
         self.until("handlers are told", lambda: HYPERVISOR in self.handlers("new"))
 
     def until_ready(self, namespace: str, *names: str) -> None:
@@ -93,17 +91,25 @@ def guest_cluster(directory: Path, base: Base) -> Iterator[GuestCluster]:
             plane, made, {ALL: process}, "", {}, made["control"], directory, registry
         )
         _push(cluster)
-        with process:
-            try:
-                for name in BUILDS:
-                    cluster.until(f"{name} is ready", lambda name=name: is_ready(plane, name))  # type: ignore[misc]
-                yield cluster
-            finally:
-                away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
-                cluster.kubectl("delete", "deployments", *away)
-                cluster.kubectl("delete", "pods", *away)
-                for name in BUILDS:
-                    remove_sandboxes(directory / f"root/nodes/{name}/cri.sock")
+        start(process, emulation="0")
+        try:
+            for name in BUILDS:
+                cluster.until(f"{name} is ready", partial(is_ready, plane, name))
+            yield cluster
+        finally:
+            away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
+            cluster.kubectl("delete", "deployments", *away)
+            cluster.kubectl("delete", "pods", *away)
+            for name in BUILDS:
+                remove_sandboxes(directory / f"root/nodes/{name}/cri.sock")
+            process.stop()
+
+
+def start(process: NodeProcess, *, emulation: str) -> None:
+    """With this said about emulation, whatever other tests have said."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(ALLOW, emulation)
+        process.start()
 
 
 def _nodes(plane: ControlPlane, machine: Machine, directory: Path, base: Base) -> NodeProcess:
@@ -125,6 +131,7 @@ def _nodes(plane: ControlPlane, machine: Machine, directory: Path, base: Base) -
         directory,
         *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(directory / "nodes.yaml")),
         *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
+        "--osversion-labels",
         *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
         before=(*machine.entering, "env", f"WINPOD_CONFIG={directory / 'config.toml'}"),
     )

@@ -20,7 +20,7 @@ from tests.e2e.windows_cluster import windows_spec
 
 from winpod.cri.labels import ACCELERATOR_ANNOTATION
 from winpod.images.base import Base
-from winpod.node.node_status import EMULATED, HYPERVISOR_LABEL
+from winpod.node.node_status import EMULATED, HYPERVISOR_LABEL, ISOLATION_LABEL
 from winpod.windows.guest_sizes import PROCESSORS
 
 __all__ = ["winpod"]
@@ -160,7 +160,8 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     legacy = pod("legacy", ns, spec(image, "guest"))
     cluster.plane.apply(legacy, pod("beside", ns, spec(image, "beside")))
     assert cluster.handlers("new") == {"", PROCESS}
-    assert HYPERVISOR_LABEL not in node(cluster.plane, "new")["metadata"]["labels"]
+    labels = node(cluster.plane, "new")["metadata"]["labels"]
+    assert not {HYPERVISOR_LABEL, ISOLATION_LABEL} & labels.keys()
     cluster.until("the pull is refused", lambda: MISMATCH in waiting(cluster, ns, "beside"))
     assert f"or here with the handler {GUEST}" in waiting(cluster, ns, "beside")
     cluster.until(
@@ -181,6 +182,7 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     cluster.until_ready(ns, "legacy")
     told = node(cluster.plane, "new")
     assert told["metadata"]["labels"][HYPERVISOR_LABEL] == "emulation"
+    assert told["metadata"]["labels"][ISOLATION_LABEL] == "hyperv"
     assert condition(told, EMULATED)["status"] == "True"
     inside = asked(cluster, ns, "legacy")
     assert f"Microsoft Windows {BUILD_2019}" in inside

@@ -138,6 +138,8 @@ def test_a_node_whose_guests_are_emulated_says_so_and_no_longer_when_it_has_none
     assert (node.metadata.labels or {})["winpod.dev/hypervisor"] == "emulation"
     assert wrong_labels(node, found.labels) == {}
     assert wrong_labels(node, WELL.labels) == {"winpod.dev/hypervisor": None}
+    node.metadata.labels = document_labels(facts.build, ["runhcs-wcow-hypervisor"])
+    assert wrong_labels(node, WELL.labels) == {"capability.microsoft.com/isolation": None}
 
 
 def _told(status: v1.NodeStatus) -> dict[str, tuple[str, str | None]]:

@@ -75,7 +75,9 @@ class Found:
     @property
     def labels(self) -> dict[str, str | None]:
         """Those that follow what is found; None is one that the node shall not have."""
-        return {HYPERVISOR_LABEL: self.accelerator or None}
+        accelerator: dict[str, str | None] = {HYPERVISOR_LABEL: self.accelerator or None}
+        has_guests = _has_guests(handler.name or "" for handler in self.handlers)
+        return accelerator if has_guests else {**accelerator, ISOLATION_LABEL: None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,13 @@ class Machine:
 def document_labels(build: Build, handlers: Iterable[str]) -> dict[str, str]:
     """The further labels that document 000 proposes for Windows nodes."""
     labels = {OSVERSION_LABEL: str(build.base)}
-    if any("hypervisor" in handler for handler in handlers):
+    if _has_guests(handlers):
         labels[ISOLATION_LABEL] = "hyperv"
     return labels
+
+
+def _has_guests(handlers: Iterable[str]) -> bool:
+    return any("hypervisor" in handler for handler in handlers)
 
 
 def kernel_version(build: Build) -> str:
