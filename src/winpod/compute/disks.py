@@ -16,6 +16,8 @@ from winpod.compute.mounts import unmount
 
 DEFAULT_SIZE = 20 << 30
 SMALLEST = 8 << 20
+RESERVE = 64 << 20
+"""What a full disk leaves of the machine's."""
 _FEATURES = "^has_journal,^resize_inode"
 
 
@@ -30,6 +32,14 @@ def make_disk(folder: Path, size: int, owner: int) -> None:
     for name in ("upper", "work"):
         (place / name).mkdir()
         os.chown(place / name, owner, owner)
+
+
+def size_that_fits(folder: Path) -> int:
+    """The usual size, or what the machine has left: who fills a disk that promises more, loses
+    what he wrote last, and hears of it only if he asks."""
+    status = os.statvfs(folder)
+    left = status.f_bavail * status.f_frsize - RESERVE
+    return max(min(DEFAULT_SIZE, left), SMALLEST)
 
 
 def mount_disk(folder: Path) -> None:

@@ -14,16 +14,15 @@ EMPTY, PARTITIONS, UNKNOWN = "nothing", "a partition table", "something that is 
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """One that a guest can mount, with the kernel's word for it; `module` is loaded before."""
+    """One that a guest can mount; `word` is the kernel's for it, and for its module."""
 
     name: str
     word: str
     options: str = ""
-    module: str = ""
 
 
 EXT4 = FileSystem("ext4", "ext4")
-NTFS = FileSystem("NTFS", "ntfs3", "umask=000", "ntfs3")
+NTFS = FileSystem("NTFS", "ntfs3", "umask=000")
 MOUNTABLE = {system.name: system for system in (EXT4, NTFS)}
 
 _MARKS = (

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from winpod.compute.disk_sources import DISKS, DiskRefused
-from winpod.compute.errors import MachineFailed, MachineGone
+from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone
 from winpod.compute.hypervisor.arguments import DISK_SOCKETS
 from winpod.compute.hypervisor.guest import Guest
 from winpod.compute.hypervisor.guest_file_systems import (
@@ -33,6 +34,7 @@ from winpod.compute.hypervisor.rates import Rates
 from winpod.compute.plan import Mount
 
 _THROTTLES = "disks"
+_RECORD = "attached.json"
 _UNPLUG_SECONDS = 15.0
 
 
@@ -40,7 +42,6 @@ _UNPLUG_SECONDS = 15.0
 class Attached:
     socket: int
     readonly: bool
-    users: tuple[str, ...]
 
 
 class GuestDisks:
@@ -63,19 +64,17 @@ class GuestDisks:
     async def release(self, container: str) -> None:
         """What a container that has ended had of them."""
         async with self._turn:
-            for name, one in self._read().items():
-                users = tuple(user for user in one.users if user != container)
-                if users:
-                    self._write({**self._read(), name: replace(one, users=users)})
-                else:
+            for name in self._read():
+                users = self._users(name)
+                if container in users and len(users) == 1:
                     await self._give_back(name)
+                elif container in users:
+                    (self._records / name / container).unlink()
 
     async def _attach(self, container: str, mount: Mount, rates: Rates, kit: Kit) -> str:
         name = await asyncio.to_thread(disk_name, mount)
-        attached = self._read()
-        if known := attached.get(name):
-            users = tuple(dict.fromkeys((*known.users, container)))
-            self._write({**attached, name: replace(known, users=users)})
+        if known := self._read().get(name):
+            (self._records / name / container).touch()
         else:
             known = await self._bring(name, container, mount, rates, kit)
         if known.readonly and not mount.readonly:
@@ -91,22 +90,22 @@ class GuestDisks:
     async def _bring(
         self, name: str, container: str, mount: Mount, rates: Rates, kit: Kit
     ) -> Attached:
-        attached = self._read()
-        taken = {one.socket for one in attached.values()}
+        taken = {one.socket for one in self._read().values()}
         socket = next((number for number in DISK_SOCKETS if number not in taken), None)
         if socket is None:
             raise DiskRefused(
                 f"the disk {mount.source} cannot be attached: a pod has room for "
                 f"{len(DISK_SOCKETS)} disks, and all of it is taken."
             )
-        made = Attached(socket, mount.readonly, (container,))
+        made = Attached(socket, mount.readonly)
         disk = await asyncio.to_thread(open_disk, mount)
         try:
-            self._write({**attached, name: made})
+            self._write(name, made, container)
             await self._plug(disk, made, mount, rates)
             await mount_disk(self._guest, name, mount, self._folder, kit)
         except BaseException:
-            await asyncio.shield(self._give_back(name))
+            with contextlib.suppress(MachineFailed, GuestRefused):
+                await asyncio.shield(self._give_back(name))
             raise
         finally:
             os.close(disk.descriptor)
@@ -140,26 +139,28 @@ class GuestDisks:
             await eject_disk(self._guest, name)
             async with Qmp(self._folder / "qmp") as qmp:
                 await _unplug(qmp, name)
-        self._write({other: one for other, one in self._read().items() if other != name})
+        await asyncio.to_thread(shutil.rmtree, self._records / name, ignore_errors=True)
 
     @property
-    def _file(self) -> Path:
-        return self._folder / "disks.json"
+    def _records(self) -> Path:
+        """A directory for each disk, with a file for each container that has it: what is given
+        back needs no room on the machine to be forgotten."""
+        return self._folder / "disks"
 
     def _read(self) -> dict[str, Attached]:
-        try:
-            records = json.loads(self._file.read_text())
-        except FileNotFoundError:
-            return {}
-        return {
-            name: Attached(one["socket"], one["readonly"], tuple(one["users"]))
-            for name, one in records.items()
-        }
+        found = self._records.glob(f"[!.]*/{_RECORD}")
+        return {file.parent.name: Attached(**json.loads(file.read_text())) for file in found}
 
-    def _write(self, attached: Mapping[str, Attached]) -> None:
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps({name: asdict(one) for name, one in attached.items()}))
-        part.replace(self._file)
+    def _users(self, name: str) -> set[str]:
+        return {file.name for file in (self._records / name).iterdir()} - {_RECORD}
+
+    def _write(self, name: str, made: Attached, container: str) -> None:
+        part = self._records / f".{name}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        (part / _RECORD).write_text(json.dumps(asdict(made)))
+        (part / container).touch()
+        part.rename(self._records / name)
 
 
 async def _throttle(qmp: Qmp, node: str, rates: Rates) -> str:

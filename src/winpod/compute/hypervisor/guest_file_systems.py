@@ -49,10 +49,12 @@ async def mount_disk(guest: Guest, name: str, mount: Mount, machine: Path, kit: 
     device, system = await _find_file_system(guest, await _device(guest, name), mount)
     place = place_of(name)
     await guest.ask("mkdir", place)
-    if system is None or system.module:
+    if system is None:
         seen = await asyncio.to_thread(_show, kit, machine)
-        command = seen.load_module(system.module) if system else seen.mke2fs(*_NEW, device)
-        await _run(guest, f"{place}.program", command, mount)
+        await _run(guest, f"{place}.made", seen.mke2fs(*_NEW, device), mount)
+    elif system.word not in (await guest.ask("read", "/proc/filesystems")).decode().split():
+        seen = await asyncio.to_thread(_show, kit, machine)
+        await _run(guest, f"{place}.loaded", seen.load_module(system.word), mount)
     found = system or EXT4
     flags = str(_USUAL | (_READ_ONLY if mount.readonly else 0))
     try:
@@ -158,7 +160,7 @@ def _show(kit: Kit, machine: Path) -> Kit:
     """To the guest, among the volumes that it has from the host."""
     place = machine / "volumes/kit"
     place.mkdir(exist_ok=True)
-    if not os.path.ismount(place):
+    if not any(place.iterdir()):
         tree = mounts.clone(kit.path)
         try:
             mounts.restrict(tree, readonly=True)

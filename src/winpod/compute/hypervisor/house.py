@@ -161,8 +161,8 @@ class GuestHouse:
 
     async def begin(self, asked: ContainerParts, sandbox: Path, place: Path) -> GuestRoom:
         machine = self.machine(sandbox / "vm")
-        user, size = asked.plan.user, asked.plan.limits.rootfs_bytes or disks.DEFAULT_SIZE
         (place / "run").mkdir(parents=True)
+        user, size = asked.plan.user, asked.plan.limits.rootfs_bytes or disks.size_that_fits(place)
         (place / "machine").symlink_to(machine.folder)
         is_warm = user == ADMINISTRATOR and _take_warm(machine.folder)
         name, port = (WARM_SHELL, WARM) if is_warm else (asked.id, asked.id[:32])

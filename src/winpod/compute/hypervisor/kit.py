@@ -93,7 +93,7 @@ class Kit:
         return self._program("usr/sbin/mke2fs", *arguments)
 
     def load_module(self, name: str) -> list[str]:
-        return self._program("usr/bin/kmod", "insmod", str(self.path / "modules" / f"{name}.ko"))
+        return self._program("usr/sbin/insmod", str(self.path / "modules" / f"{name}.ko"))
 
     def _data(self, name: str) -> str:
         return str(self.tree / "usr/share" / name)
