@@ -26,12 +26,17 @@ def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Win
     os.environ[ALLOW] = "1"
     try:
         with winpod_in(folder, base) as command:
-            for shared in ("kits", "templates"):
-                (cache() / "root" / shared).mkdir(exist_ok=True)
-                (command.root / shared).symlink_to(cache() / "root" / shared)
+            link_kit(command)
             yield command
     finally:
         del os.environ[ALLOW]
+
+
+def link_kit(winpod: Winpod) -> None:
+    """What all roots share: the kit, and the template that is made once."""
+    for shared in ("kits", "templates"):
+        (cache() / "root" / shared).mkdir(exist_ok=True)
+        (winpod.root / shared).symlink_to(cache() / "root" / shared)
 
 
 @pytest.fixture(scope="module")
