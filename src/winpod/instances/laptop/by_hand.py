@@ -95,7 +95,7 @@ class ByHand:
         self.tell = tell
         self._known: State | None = None
         self._addresses: tuple[str, ...] = ()
-        self._cordoned = False
+        self._cordoned_since = ""
         self._has_turn = False
         self._has_token = False
         self._beat = ""
@@ -142,14 +142,14 @@ class ByHand:
                 await self._take_turn()
             pods: tuple[Leaving, ...] = ()
             if node and node.is_cordoned:
-                pods = await self.wish.cluster.nodes.pods_to_leave(node)
+                pods = await self.wish.cluster.nodes.pods_to_leave(node, self._cordoned_since)
             now = Situation(
                 steps,
                 node,
                 len(pods),
                 Turn(True),
                 is_leaving=self.is_leaving,
-                is_cordoned_by_us=self._cordoned,
+                is_cordoned_by_us=bool(self._cordoned_since),
             )
             decision = next_deed(now)
             if decision.deed in (Deed.REST, Deed.LET_GO):
@@ -229,7 +229,7 @@ class ByHand:
         found = await nodes.get(self._name)
         if found is None:
             return None
-        self._cordoned = CORDONED in found.metadata.annotations
+        self._cordoned_since = found.metadata.annotations.get(CORDONED, "")
         is_stale = bool(self._beat) and await nodes.beat(self._name) == self._beat
         return node_now(found, self._addresses, is_own=self._has_token, is_stale=is_stale)
 

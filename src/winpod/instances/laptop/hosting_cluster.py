@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from lightkube.models import certificates_v1 as certificates
 
+from winpod.cluster.upgrade.progress import stamp
 from winpod.instances.cluster.approval import REQUESTS, approve, request_of
 from winpod.instances.cluster.cluster_place import ClusterPlace, find_cluster
 from winpod.instances.cluster.inputs import is_address
@@ -18,6 +19,7 @@ from winpod.instances.errors import InstanceUnfit
 from winpod.instances.remote.ssh import Host
 from winpod.node.access import Access
 from winpod.node.api import ApiServer, Refused
+from winpod.node.certificates import utc_now
 
 CORDONED = "winpod.dev/cordoned-by-hand"
 _GROUP = "rbac.authorization.k8s.io"
@@ -63,8 +65,8 @@ class Cluster:
         await self.tokens.store(instance)
 
     async def set_cordoned(self, node: str, *, is_cordoned: bool) -> None:
-        """Marked as ours, so that a command that goes on after a kill takes it back."""
-        mark = "true" if is_cordoned else None
+        """Marked as ours, and since when: a command that goes on after a kill takes it back."""
+        mark = stamp(utc_now()) if is_cordoned else None
         body = {
             "metadata": {"annotations": {CORDONED: mark}},
             "spec": {"unschedulable": is_cordoned},

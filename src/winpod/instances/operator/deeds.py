@@ -117,7 +117,10 @@ class Deeds:
         return _AT_REST
 
     async def _wait(self, case: Case) -> After:
-        await self._phase(case, Phase.WAITING, f"{summary(case.seen.steps)}; {case.why}")
+        said = f"{summary(case.seen.steps)}; {case.why}"
+        if case.instance.status.phase != Phase.WAITING:
+            self._care.tell(case.instance, "InstanceWaiting", said)
+        await self._phase(case, Phase.WAITING, said)
         return _SOON
 
     async def _refuse(self, case: Case) -> After:
