@@ -109,6 +109,7 @@ class Fleet:
     def come_back(self, name: str) -> None:
         """As a machine that was switched on again."""
         instance = self.instances[name]
+        instance.windows.hangs_at = ""
         instance.windows.reboot()
         self.do(self._reopen(instance, instance.server.host_key))
         instance.is_dead = False

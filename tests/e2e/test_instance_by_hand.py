@@ -13,6 +13,7 @@ import yaml
 from tests.cli.winpod import Ran, winpod
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.instance_fleet import READY, Fleet, payload
+from tests.e2e.instance_operator import deployment, ready
 from tests.e2e.node_process import eventually, found, is_ready, node, phase, windows_pod
 
 from winpod.instances.cluster.resource import API_VERSION, CRD, KIND, instances_path
@@ -74,14 +75,20 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
 
     plane.apply(windows_pod("shop", "web", "registry.example/app:1", nodeName=ones[0].node))
     eventually(lambda: phase(plane, "shop", "web") == "Running")
+    deployment(plane, "comes-back", 1, {"operator": "Exists"})
+    eventually(lambda: ready(plane, "comes-back") == 1)
     changed = laptop.apply("1.1.0")
     assert [one.get("version") for one in json.loads(changed.out)[:2]] == ["1.1.0", "1.1.0"]
     assert f"the node {ones[0].node} is cordoned" in changed.err
-    assert not found(plane, "/api/v1/namespaces/shop/pods")["items"]
+    stayed = [one["metadata"] for one in found(plane, "/api/v1/namespaces/shop/pods")["items"]]
+    assert all(one["name"].startswith("comes-back") for one in stayed)
     for one in ones:
         assert is_ready(plane, one.node)
         assert not node(plane, one.node)["spec"].get("unschedulable")
-    mark = {"metadata": {"annotations": {CORDONED: "true"}}, "spec": {"unschedulable": True}}
+    mark = {
+        "metadata": {"annotations": {CORDONED: "2026-01-01T00:00:00Z"}},
+        "spec": {"unschedulable": True},
+    }
     plane.kubectl("patch", "node", ones[1].node, "-p", json.dumps(mark))  # as one that was killed
     assert laptop.apply("1.1.0").code == 1
     assert not node(plane, ones[1].node)["spec"].get("unschedulable")

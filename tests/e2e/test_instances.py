@@ -1,7 +1,7 @@
 """Instances on a Windows host that is Wine: moved off Docker, upgraded, troubled, removed.
 
 Registry, service manager, locks, SSH and containerd.exe are real (tests/e2e/windows_host says what
-is not). What has to do with several instances and an operator is held with lighter stand-ins.
+is not). Three of them under one operator are in test_instances_wine.py.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from winpod.instances.remote.host_keys import KeysInMemory
 from winpod.instances.remote.keys import add_line, public_line, remove_line
 from winpod.instances.remote.login import Login, read_key
 from winpod.instances.remote.ssh import Host
-from winpod.instances.remote.transfers import TransferFailed
 from winpod.instances.remote.surveying import identify
+from winpod.instances.remote.transfers import TransferFailed
 from winpod.instances.rules.desired import Desired
 from winpod.instances.rules.state import State
 from winpod.instances.software.blueprint import blueprint, everything_of_ours

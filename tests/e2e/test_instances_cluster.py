@@ -8,7 +8,6 @@ import base64
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,142 +16,44 @@ import asyncssh
 import pytest
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
 from tests.e2e.dying_operator import live_until
-from tests.e2e.helm import objects, rendered
-from tests.e2e.instance_fleet import (
-    READY,
-    Fleet,
-    Instance,
-    config_map,
-    key_secret,
-    payload,
+from tests.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
+from tests.e2e.instance_operator import (
+    PATH,
+    SETTINGS,
+    Watching,
+    ask_for,
+    deployment,
+    fleet_of,
+    is_at,
+    is_phase,
+    operator,
+    plane_for_instances,
+    ready,
+    reasons,
+    says,
+    status,
+    wake,
 )
 from tests.e2e.node_process import condition, events_of, eventually, found, is_ready, node
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
-from tests.e2e.windows_host import windows_host
-from tests.e2e.windows_host.kubelet import playing_kubelet
-from tests.e2e.windows_host.payload import lay_programs
-from tests.instances.ssh_server import AUTHORIZED, USER
+from tests.instances.ssh_server import AUTHORIZED
 
-from winpod.images.base import Base
-from winpod.instances.cluster.resource import CRD, instances_path
 from winpod.instances.remote.keys import public_line
-from winpod.instances.software.payload import make_payload
 from winpod.node.certificates import Key, Subject
 
-PATH = instances_path(NAMESPACE)
-APPS = "/apis/apps/v1/namespaces/shop/deployments"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-HOST = "win-w"
-KILLS = (r"put the file C:\k\bin\containerd.exe", "start the service containerd")
-SETTINGS = "instances: {joinSeconds: 60, drainSeconds: 60}\n"
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = tmp_path_factory.mktemp("plane")
-    with ControlPlane(directory) as running:
-        running.create_namespace("shop")
-        running.create_namespace("machines")
-        chosen = (
-            "instances.enabled=true,instances.payload.emptyDir.medium=Memory,"
-            "settings.instances.machineNamespace=machines,"
-            "settings.instances.network.kind=win-overlay"
-        )
-        running.create_namespace(NAMESPACE)
-        rights = [
-            obj
-            for obj in objects(rendered(directory, "--set", chosen))
-            if obj["apiVersion"].startswith("rbac") or obj["kind"] == "ServiceAccount"
-        ]
-        running.apply(CRD, *rights)
-        info = {"name": "cluster-info", "namespace": "kube-public"}
-        data = {"kubeconfig": running.public_kubeconfig()}
-        running.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": info, "data": data})
-        eventually(lambda: found(running, PATH))
+    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
         yield running
 
 
 @pytest.fixture
 def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
-    """Nothing of it is in the cluster afterwards."""
-    made = Fleet(tmp_path / "fleet")
-    with made.running():
-        plane.apply(key_secret(NAMESPACE, made.key))
-        configure(plane, SETTINGS)
-        yield made
-    for name in (HOST, *(one.node for one in made.instances.values())):
-        plane.request("DELETE", f"/api/v1/nodes/{name}")
-    clean(plane)
-
-
-def clean(plane: ControlPlane) -> None:
-    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/configmaps/windows-instances")
-    for obj in found(plane, PATH)["items"]:
-        obj["metadata"]["finalizers"] = []
-        plane.request("PUT", f"{PATH}/{obj['metadata']['name']}", obj)
-        plane.request("DELETE", f"{PATH}/{obj['metadata']['name']}")
-    now = ("--all", "--grace-period=0", "--force")
-    plane.kubectl("delete", "deployments", "-n", "shop", "--all")
-    plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", "shop", *now)
-    plane.kubectl("delete", "events", "-n", NAMESPACE, "--all")
-
-
-@contextmanager
-def operator(
-    plane: ControlPlane, tmp_path: Path, files: Path | None = None
-) -> Iterator[OperatorProcess]:
-    options = ("--payload", str(files or tmp_path / "payload"))
-    with OperatorProcess(plane, tmp_path / "operator", "one", *options) as running:
+    with fleet_of(plane, tmp_path / "fleet") as running:
         yield running
-
-
-def ask_for(plane: ControlPlane, *instances: Instance, **more: str) -> None:
-    entries = {one.address: one.entry for one in instances}
-    plane.apply(config_map(NAMESPACE, {**entries, **more}))
-
-
-def status(plane: ControlPlane, instance: Instance | str) -> dict[str, Any]:
-    name = instance if isinstance(instance, str) else instance.address
-    return dict(found(plane, f"{PATH}/{name}").get("status", {}))
-
-
-def is_phase(plane: ControlPlane, instance: Instance | str, phase: str) -> bool:
-    return status(plane, instance).get("phase") == phase
-
-
-def is_at(plane: ControlPlane, instance: Instance, version: str) -> bool:
-    now = status(plane, instance)
-    return (now.get("phase"), now.get("version")) == ("Ready", version)
-
-
-def says(plane: ControlPlane, instance: Instance, words: str) -> bool:
-    return words in status(plane, instance).get("message", "")
-
-
-def reasons(plane: ControlPlane, instance: Instance | str) -> list[str]:
-    name = instance if isinstance(instance, str) else instance.address
-    return [reason for reason, _ in events_of(plane, NAMESPACE, name)]
-
-
-def deployment(plane: ControlPlane, name: str, replicas: int) -> None:
-    labels = {"app": name}
-    spec = {
-        "containers": [{"name": "app", "image": "registry.example/app:1"}],
-        "terminationGracePeriodSeconds": 0,
-        "nodeSelector": {"kubernetes.io/os": "windows"},
-        "tolerations": [{"key": "os", "operator": "Exists"}],
-    }
-    body = {
-        "replicas": replicas,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": spec},
-    }
-    metadata = {"name": name, "namespace": "shop"}
-    plane.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
-
-
-def ready(plane: ControlPlane, name: str) -> int:
-    return int(found(plane, f"{APPS}/{name}").get("status", {}).get("readyReplicas", 0))
 
 
 def test_entries_of_a_config_map_become_nodes_each_on_its_own(
@@ -249,7 +150,7 @@ def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
             eventually(partial(is_at, plane, one, "1.0.0"), within=60)
         deployment(plane, "web", 3)
         eventually(lambda: ready(plane, "web") == 3)
-        watching = Watching(plane, them)
+        watching = Watching(plane, [one.node for one in them])
         for one in them:
             one.windows.does_not_start = {"containerd"}
         payload(files, "1.1.0")
@@ -265,6 +166,7 @@ def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
             why = f"{failed.address} failed while it changed"
             eventually(partial(says, plane, one, why))
             assert status(plane, one)["version"] == "1.0.0"
+            assert "InstanceWaiting" in reasons(plane, one)
         for one in them:
             one.windows.does_not_start = set()
         wake(plane, "1")
@@ -281,27 +183,6 @@ def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
             assert "1.0.9 is older" in status(plane, one)["failure"]
             assert one.path(r"C:\k\winpod-version").read_text().strip() == "1.1.0"
             assert is_ready(plane, one.node)
-
-
-class Watching:
-    """Counts how many change at the same time, by the objects and by their nodes."""
-
-    def __init__(self, plane: ControlPlane, instances: list[Instance]) -> None:
-        self._plane = plane
-        self._nodes = [one.node for one in instances]
-        self.most_at_once = 0
-
-    def look(self) -> bool:
-        listed = found(self._plane, PATH)["items"]
-        changing = sum(bool(one.get("status", {}).get("changingSince")) for one in listed)
-        nodes = found(self._plane, "/api/v1/nodes")["items"]
-        cordoned = sum(
-            bool(one["spec"].get("unschedulable"))
-            for one in nodes
-            if one["metadata"]["name"] in self._nodes
-        )
-        self.most_at_once = max(self.most_at_once, changing, cordoned)
-        return True
 
 
 def test_an_instance_without_an_entry_is_emptied_cleaned_and_no_node_any_more(
@@ -441,35 +322,6 @@ def test_a_host_key_that_changed_is_not_trusted_until_somebody_says_so(
         patch = ("--subresource=status", "--type=merge", "-p", '{"status":{"hostKey":""}}')
         plane.kubectl("patch", "-n", NAMESPACE, "windowsinstance", one.address, *patch)
         eventually(partial(is_at, plane, one, "1.0.0"))
-
-
-def wake(plane: ControlPlane, seconds: str) -> None:
-    """Settings that change nothing but make the operator look at once."""
-    configure(plane, f"instances: {{joinSeconds: 60, drainSeconds: 6{seconds}}}\n")
-
-
-def test_a_windows_host_of_wine_becomes_a_node_though_its_operator_is_killed_in_the_middle(
-    plane: ControlPlane, fleet: Fleet, base: Base, tmp_path: Path
-) -> None:
-    """With the real containerd.exe; test_instances.py has the rest of a host's life."""
-    fleet.key = asyncssh.generate_private_key("ssh-ed25519")
-    make_payload(lay_programs(tmp_path / "payload", "1.0.0"), "1.0.0")
-    with windows_host(tmp_path / "host", base, name=HOST) as host:
-        key = {"private-key.pem": host.key.read_text()}
-        plane.apply({**key_secret(NAMESPACE, fleet.key), "stringData": key})
-        plane.apply(config_map(NAMESPACE, {host.address: f"username={USER},port={host.port}"}))
-        with playing_kubelet(host, HOST):
-            for number, step in enumerate(KILLS):
-                with operator(plane, tmp_path / str(number), files=tmp_path / "payload") as dying:
-                    eventually(partial(dying.said, step), within=90)
-                    dying.kill()
-            with operator(plane, tmp_path):
-                eventually(partial(is_phase, plane, host.address, "Ready"), within=120)
-                assert status(plane, host.address)["runtime"] == "containerd://2.4.2"
-                assert host.services("containerd", "kubelet") == {
-                    "containerd": "running",
-                    "kubelet": "running",
-                }
 
 
 MACHINE = {

@@ -7,6 +7,7 @@ cannot stand for (locks, quoting by the real cmd) is held by the Wine host of te
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -33,7 +34,10 @@ class ScriptedService:
 
 @dataclass
 class ScriptedWindows:
-    """`stubborn` names programs that say that all is well and do nothing, as stubs do."""
+    """`stubborn` names programs that say that all is well and do nothing, as stubs do.
+
+    A script with the words of `hangs_at` hangs as long as these are there; `hangs` says so.
+    """
 
     folder: Path
     build: int = 20348
@@ -49,8 +53,13 @@ class ScriptedWindows:
     stubborn: set[str] = field(default_factory=set)
     does_not_start: set[str] = field(default_factory=set)
     called: list[list[str]] = field(default_factory=list)
+    hangs_at: str = ""
+    hangs: bool = False
 
     async def reply(self, script: str) -> tuple[bytes, bytes, int]:
+        while self.hangs_at and self.hangs_at in script:
+            self.hangs = True
+            await asyncio.sleep(0.05)
         output, code = "", 0
         for line in script.splitlines():
             if line and not line.startswith("@"):

@@ -194,10 +194,14 @@ def windows_host(
     build: str = SERVER_2022,
     features: Mapping[str, str] = READY,
     name: str = "",
+    key: Path | None = None,
 ) -> Iterator[WindowsHost]:
-    """A host that is up, until the end of the context; nothing of it stays but `folder`."""
+    """A host that is up, until the end of the context; nothing of it stays but `folder`.
+
+    Without a `key`, which may open several, it has one of its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    key = make_key(folder / "key")
+    key = key or make_key(folder / "key")
     address = _free_address()
     machine = Machine(
         folder,

@@ -1,12 +1,15 @@
 """The kubelet of a host, played while its service runs: kubelet.exe itself cannot be had here."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tests.e2e.stand_in_kubelet import run_kubelet
 from tests.e2e.windows_host.host import SERVER_2022, WindowsHost
+
+from winpod.instances.paths import KUBECONFIG
 
 _PROGRAM = "kube-log-runner.exe"
 _LOOK_SECONDS = 0.5
@@ -30,13 +33,23 @@ async def _play(host: WindowsHost, node: str, ended: threading.Event) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         runs = _runs(host)
         if runs and (task is None or task.done()):
-            work = run_kubelet(host.drive, node, host.address, SERVER_2022, "containerd")
-            task = asyncio.create_task(work)
+            with suppress(ProcessLookupError):  # it has just died
+                _find_again(host)
+                work = run_kubelet(host.drive, node, host.address, SERVER_2022, "containerd")
+                task = asyncio.create_task(work)
         elif task and not runs:
             await _end(task)
             task = None
     if task:
         await _end(task)
+
+
+def _find_again(host: WindowsHost) -> None:
+    """Its files are elsewhere, seen from outside, after the host was switched off and on."""
+    kubeconfig = host.path(KUBECONFIG)
+    if kubeconfig.exists():
+        text = kubeconfig.read_text()
+        kubeconfig.write_text(re.sub(r"/proc/\d+/root(?=/)", str(host.machine.root), text))
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -46,4 +59,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _runs(host: WindowsHost) -> bool:
-    return any(_PROGRAM in line for line in host.machine.command_lines().values())
+    try:
+        return any(_PROGRAM in line for line in host.machine.command_lines().values())
+    except OSError:  # it dies just now
+        return False

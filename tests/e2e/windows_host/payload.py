@@ -6,6 +6,8 @@ from pathlib import Path
 from tests.e2e.windows_host import programs
 from tests.e2e.windows_host.host import WindowsHost
 
+from winpod.instances.software.payload import make_payload
+
 SERVICES = ("kubelet", "kube-log-runner", "windows_exporter")
 SHIM = "containerd-shim-runhcs-v1"
 
@@ -24,6 +26,14 @@ def lay_programs(folder: Path, version: str) -> Path:
     ):
         (folder / f"{name}.exe").write_bytes(source.read_bytes() + f"{name} {version}".encode())
     return folder
+
+
+def replace_payload(folder: Path, version: str) -> None:
+    """Programs of another version in their place, and last the list that says so."""
+    programs_of = lay_programs(folder.with_name(version), version)
+    for program in programs_of.iterdir():
+        program.replace(folder / program.name)
+    make_payload(folder, version)
 
 
 def assert_nothing_of_ours(host: WindowsHost) -> None:

@@ -1,0 +1,148 @@
+"""Instances of an operator in trouble: pods that may not leave, and hosts that die.
+
+The control plane, the operator and SSH are real; instances are stand-ins that answer from memory.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.instance_fleet import READY, Fleet, Instance, payload
+from tests.e2e.instance_operator import (
+    PATH,
+    Watching,
+    ask_for,
+    deployment,
+    fleet_of,
+    in_time,
+    is_at,
+    is_phase,
+    operator,
+    plane_for_instances,
+    ready,
+    reasons,
+    says,
+    status,
+)
+from tests.e2e.node_process import condition, events_of, found, node
+from tests.e2e.operator_process import NAMESPACE, configure
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
+        yield running
+
+
+@pytest.fixture
+def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
+    with fleet_of(plane, tmp_path / "fleet") as running:
+        yield running
+
+
+def test_a_drain_that_a_disruption_budget_holds_up_is_told_and_goes_on_once_it_is_loosened(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    configure(plane, "instances: {joinSeconds: 60, drainSeconds: 4}\n")
+    files = payload(tmp_path / "payload", "1.0.0")
+    one = fleet.add("win-a", features=dict(READY))
+    ask_for(plane, one)
+    with operator(plane, tmp_path):
+        in_time(plane, partial(is_at, plane, one, "1.0.0"))
+        deployment(plane, "web", 1)
+        in_time(plane, lambda: ready(plane, "web") == 1)
+        before = pod_names(plane)
+        plane.apply(budget("web"))
+        payload(files, "1.1.0")
+        in_time(plane, lambda: says(plane, one, "disruption budget"))
+        in_time(plane, partial(is_phase, plane, one, "Failed"))
+        failure = status(plane, one)["failure"]
+        assert f"{one.address}: after 4 s it was still not so: pod shop/{before[0]}:" in failure
+        assert "Loosen the disruption budget, or end these pods yourself" in failure
+        assert dict(events_of(plane, NAMESPACE, one.address))["InstanceFailed"] == failure
+        assert status(plane, one)["version"] == "1.0.0"
+        assert one.services == {"containerd": "RUNNING", "kubelet": "RUNNING"}
+        assert pod_names(plane) == before, "nobody was sent away against the budget"
+        plane.kubectl("delete", "poddisruptionbudget", "-n", "shop", "web")
+        in_time(plane, partial(is_at, plane, one, "1.1.0"))
+        in_time(plane, lambda: ready(plane, "web") == 1)
+        assert "failure" not in status(plane, one)
+
+
+def budget(name: str) -> dict[str, object]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}},
+    }
+
+
+def pod_names(plane: ControlPlane) -> list[str]:
+    return [
+        one["metadata"]["name"] for one in found(plane, "/api/v1/namespaces/shop/pods")["items"]
+    ]
+
+
+def test_a_host_that_dies_while_it_changes_is_told_stops_nobody_who_has_begun_and_is_gone_on_with(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    configure(plane, "instances: {atMost: 2, joinSeconds: 60}\n")
+    files = payload(tmp_path / "payload", "1.0.0")
+    them = [fleet.add(name, features=dict(READY)) for name in ("win-b", "win-c", "win-d")]
+    dies, goes_on, waits = them
+    ask_for(plane, *them)
+    with operator(plane, tmp_path):
+        for one in them:
+            in_time(plane, partial(is_at, plane, one, "1.0.0"))
+        watching = Watching(plane, [one.node for one in them])
+        dies.windows.hangs_at = "containerd.exe.winpod-new"
+        payload(files, "1.1.0")
+        in_time(plane, lambda: watching.look() and dies.windows.hangs)
+        fleet.die("win-b")
+        in_time(plane, partial(is_phase, plane, dies, "Failed"))
+        told = status(plane, dies)
+        assert told["failure"].startswith(f"{dies.address}: ")
+        assert told["changingSince"]
+        assert "InstanceUnreachable" in reasons(plane, dies)
+        unreachable = condition(found(plane, f"{PATH}/{dies.address}"), "Reachable")
+        assert unreachable["status"] == "False"
+        in_time(plane, partial(is_at, plane, goes_on, "1.1.0"))
+        in_time(plane, lambda: says(plane, waits, f"{dies.address} failed while it changed"))
+        new = fleet.add("win-e", features=dict(READY))
+        ask_for(plane, *them, new)
+        in_time(plane, partial(is_at, plane, new, "1.1.0"))
+        assert status(plane, waits)["version"] == "1.0.0"
+        fleet.come_back("win-b")
+        configure(plane, "instances: {atMost: 2, joinSeconds: 61}\n")  # which makes it look at once
+        in_time(
+            plane,
+            lambda: watching.look() and all(is_at(plane, one, "1.1.0") for one in them),
+        )
+        assert watching.most_at_once <= 2
+        assert not any("unschedulable" in node(plane, one.node)["spec"] for one in them)
+        assert all("failure" not in status(plane, one) for one in them)
+        assert_let_go(plane, fleet, waits, [dies, goes_on, new])
+
+
+def assert_let_go(
+    plane: ControlPlane, fleet: Fleet, dead: Instance, others: list[Instance]
+) -> None:
+    """One that will never answer again is forgotten when somebody says so, with its Node."""
+    fleet.die("win-d")
+    ask_for(plane, *others)
+    in_time(plane, partial(is_phase, plane, dead, "Failed"))
+    advice = f"annotate windowsinstance {dead.address} winpod.dev/forget=true"
+    assert advice in status(plane, dead)["message"]
+    not_ready = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    patch = json.dumps({"status": {"conditions": not_ready}})
+    plane.kubectl("patch", "node", dead.node, "--subresource=status", "-p", patch)
+    plane.kubectl("-n", NAMESPACE, *advice.split())
+    in_time(plane, lambda: not found(plane, f"{PATH}/{dead.address}"))
+    assert not node(plane, dead.node)
+    said = dict(events_of(plane, NAMESPACE, dead.address))["InstanceRemoved"]
+    assert f"its Node {dead.node}, which was not ready, is deleted" in said
+    assert all(is_at(plane, one, "1.1.0") for one in others)

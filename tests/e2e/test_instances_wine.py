@@ -1,0 +1,143 @@
+"""Three Windows hosts of Wine under one operator: they become nodes, and are upgraded one by one.
+
+With the real containerd.exe, SSH, registry, service manager, locks and disks; kubelets are played
+by winpod's node agent. An operator is killed, a host restarts, one has a file that somebody holds,
+one dies, one has a full disk.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.e2e.controlplane import ControlPlane
+from tests.e2e.instance_fleet import config_map
+from tests.e2e.instance_operator import (
+    Watching,
+    in_time,
+    is_at,
+    is_phase,
+    operator,
+    plane_for_instances,
+    reasons,
+    says,
+    status,
+)
+from tests.e2e.node_process import is_ready, node
+from tests.e2e.operator_process import NAMESPACE, configure
+from tests.e2e.windows_host import WindowsHost, windows_host
+from tests.e2e.windows_host.host import FRESH, READY
+from tests.e2e.windows_host.kubelet import playing_kubelet
+from tests.e2e.windows_host.machine import make_key
+from tests.e2e.windows_host.payload import lay_programs, replace_payload
+
+from winpod.images.base import Base
+from winpod.instances.software.payload import make_payload
+
+FEATURES = {"win-x": FRESH, "win-y": READY, "win-z": READY}
+KILLS = (r"put the file C:\k\bin\containerd.exe", "start the service containerd")
+SETTINGS = "instances: {joinSeconds: 120, drainSeconds: 60}\n"
+HELD = r"C:\k\bin\crictl.exe"
+PATIENCE = 300.0
+Hosts = dict[str, WindowsHost]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
+        configure(running, SETTINGS)
+        yield running
+
+
+@pytest.fixture
+def hosts(plane: ControlPlane, base: Base, tmp_path: Path) -> Iterator[Hosts]:
+    """By their addresses, with one key for all; each becomes the node of its name."""
+    key = make_key(tmp_path / "key")
+    with ExitStack() as running:
+        found = {}
+        for name, features in FEATURES.items():
+            made = windows_host(tmp_path / name, base, features=features, name=name, key=key)
+            host = running.enter_context(made)
+            running.enter_context(playing_kubelet(host, name))
+            found[host.address] = host
+        metadata = {"name": "cloud-private-key", "namespace": NAMESPACE}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+        plane.apply({**secret, "stringData": {"private-key.pem": key.read_text()}})
+        entries = {one.address: f"username={one.user},port={one.port}" for one in found.values()}
+        plane.apply(config_map(NAMESPACE, entries))
+        yield found
+
+
+def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
+    plane: ControlPlane, hosts: Hosts, tmp_path: Path
+) -> None:
+    files = lay_programs(tmp_path / "payload", "1.0.0")
+    make_payload(files, "1.0.0")
+    for number, step in enumerate(KILLS):
+        with operator(plane, tmp_path / str(number), files=files) as dying:
+            in_time(plane, partial(dying.said, step), PATIENCE)
+            dying.kill()
+    with operator(plane, tmp_path, files=files):
+        in_time(plane, partial(all_are_at, plane, hosts, "1.0.0"), PATIENCE)
+        for address, host in hosts.items():
+            assert status(plane, address)["runtime"] == "containerd://2.4.2"
+            assert set(host.services("containerd", "kubelet").values()) == {"running"}
+        watching = Watching(plane, FEATURES)
+        with ExitStack() as held:
+            for host in hosts.values():
+                held.enter_context(host.held(HELD))
+            replace_payload(files, "1.1.0")
+            first = next_to_fail(plane, watching, list(hosts))
+        assert HELD in status(plane, first)["failure"]
+        assert "InstanceStepFailed" in reasons(plane, first)
+        others = [address for address in hosts if address != first]
+        for address in others:
+            in_time(plane, partial(says, plane, address, f"{first} failed while it changed"))
+        look_again(plane, 61)
+        second = next_to_change(plane, watching, others)
+        hosts[second].die()
+        (third,) = [address for address in others if address != second]
+        with hosts[third].full_disk(leaving=64 << 20):
+            in_time(plane, partial(is_phase, plane, second, "Failed"), PATIENCE)
+            assert "InstanceUnreachable" in reasons(plane, second)
+            assert status(plane, third)["version"] == "1.0.0"
+            hosts[second].switch_on()
+            hosts[second].wait_until_up()
+            look_again(plane, 62)
+            in_time(plane, lambda: watching.look() and is_at(plane, second, "1.1.0"), PATIENCE)
+            look_again(plane, 63)
+            in_time(plane, lambda: says(plane, third, "MiB left"), PATIENCE)
+            assert "InstanceUnfit" in reasons(plane, third)
+        look_again(plane, 64)
+        in_time(plane, lambda: watching.look() and all_are_at(plane, hosts, "1.1.0"), PATIENCE)
+        assert watching.most_at_once == 1
+        for name in FEATURES:
+            assert is_ready(plane, name)
+            assert "unschedulable" not in node(plane, name)["spec"]
+
+
+def all_are_at(plane: ControlPlane, hosts: Hosts, version: str) -> bool:
+    return all(is_at(plane, address, version) for address in hosts)
+
+
+def next_to_fail(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
+    def failed() -> list[str]:
+        return [one for one in addresses if is_phase(plane, one, "Failed")]
+
+    in_time(plane, lambda: watching.look() and failed(), PATIENCE)
+    (one,) = failed()
+    return one
+
+
+def next_to_change(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
+    def changing() -> list[str]:
+        return [one for one in addresses if is_phase(plane, one, "Changing")]
+
+    in_time(plane, lambda: watching.look() and changing(), PATIENCE)
+    return changing()[0]
+
+
+def look_again(plane: ControlPlane, seconds: int) -> None:
+    """Settings that change nothing but make the operator look at once."""
+    configure(plane, SETTINGS.replace("60", str(seconds)))
