@@ -28,12 +28,19 @@
 #define HOST_MS 10000 /* that the host's end of a new port may take to be seen */
 #define BLOCK (16u << 10)
 
+/* Bytes on their way: nothing more is read before they have gone on. */
+struct way {
+    size_t start, filled;
+    uint8_t data[4 + BLOCK];
+};
+
 struct line {
     int port, connection;
     bool sent_all, heard_all;
     uint8_t heading[4];
-    size_t headed;  /* bytes of the heading that have come */
+    size_t headed;    /* bytes of the heading that have come */
     uint32_t awaited; /* bytes of the frame that have not */
+    struct way to_host, from_host;
 };
 
 static bool is_held(int port)
@@ -43,22 +50,17 @@ static bool is_held(int port)
     return !(one.revents & POLLHUP);
 }
 
-static void send_whole(int fd, const uint8_t *data, size_t size)
+/* Writes what it can. Returns false when the other side is gone. */
+static bool drain(int fd, struct way *way)
 {
-    while (size) {
-        ssize_t now = write(fd, data, size);
-        if (now < 0 && errno != EAGAIN && errno != EINTR)
-            _exit(0);
-        if (now > 0) {
-            data += now;
-            size -= (size_t)now;
-            continue;
-        }
-        struct pollfd one = {.fd = fd, .events = POLLOUT};
-        poll(&one, 1, 1000);
-        if (one.revents & (POLLHUP | POLLERR))
-            _exit(0);
+    while (way->filled) {
+        ssize_t now = write(fd, way->data + way->start, way->filled);
+        if (now < 0)
+            return errno == EAGAIN || errno == EINTR;
+        way->start += (size_t)now;
+        way->filled -= (size_t)now;
     }
+    return true;
 }
 
 static int connect_to(const char *address, int number)
@@ -100,35 +102,22 @@ static int connect_to_any(char **addresses, int number)
     return first;
 }
 
-static void to_host(struct line *line)
+static void hear_pod(struct line *line)
 {
-    uint8_t frame[4 + BLOCK];
-    ssize_t now = read(line->connection, frame + 4, BLOCK);
+    struct way *way = &line->to_host;
+    ssize_t now = read(line->connection, way->data + 4, BLOCK);
     if (now < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (now <= 0)
-        line->sent_all = true;
-    put32(frame, now > 0 ? (uint32_t)now : 0);
-    send_whole(line->port, frame, 4 + (now > 0 ? (size_t)now : 0));
+    line->sent_all = now <= 0;
+    put32(way->data, now > 0 ? (uint32_t)now : 0);
+    way->start = 0;
+    way->filled = 4 + (now > 0 ? (size_t)now : 0);
 }
 
-static void from_host(struct line *line)
+static void hear_heading(struct line *line)
 {
-    uint8_t data[BLOCK];
-    bool in_heading = !line->awaited;
-    size_t most = line->awaited < BLOCK ? line->awaited : BLOCK;
-    ssize_t now = in_heading
-        ? read(line->port, line->heading + line->headed, sizeof line->heading - line->headed)
-        : read(line->port, data, most);
-    if (now <= 0)
-        return;
-    if (!in_heading) {
-        line->awaited -= (uint32_t)now;
-        send_whole(line->connection, data, (size_t)now);
-        return;
-    }
-    line->headed += (size_t)now;
-    if (line->headed < sizeof line->heading)
+    ssize_t now = read(line->port, line->heading + line->headed, 4 - line->headed);
+    if (now <= 0 || (line->headed += (size_t)now) < 4)
         return;
     line->headed = 0;
     line->awaited = get32(line->heading);
@@ -138,20 +127,45 @@ static void from_host(struct line *line)
     }
 }
 
+static void hear_host(struct line *line)
+{
+    struct way *way = &line->from_host;
+    if (!line->awaited) {
+        hear_heading(line);
+        return;
+    }
+    ssize_t now = read(line->port, way->data, line->awaited < BLOCK ? line->awaited : BLOCK);
+    if (now <= 0)
+        return;
+    line->awaited -= (uint32_t)now;
+    way->start = 0;
+    way->filled = (size_t)now;
+}
+
 static void carry_line(struct line *line)
 {
-    while (!line->sent_all || !line->heard_all) {
+    while (!line->sent_all || !line->heard_all || line->to_host.filled) {
+        bool hears_host = !line->heard_all && !line->from_host.filled;
+        bool hears_pod = !line->sent_all && !line->to_host.filled;
         struct pollfd ready[] = {
-            {.fd = line->port, .events = line->heard_all ? 0 : POLLIN},
-            {.fd = line->sent_all ? -1 : line->connection, .events = POLLIN},
+            {.fd = line->port, .events = (hears_host ? POLLIN : 0)},
+            {.fd = line->connection, .events = (hears_pod ? POLLIN : 0)},
         };
+        ready[0].events |= line->to_host.filled ? POLLOUT : 0;
+        ready[1].events |= line->from_host.filled ? POLLOUT : 0;
+        if (!ready[1].events)
+            ready[1].fd = -1; /* that it is over is known already */
         poll(ready, 2, -1);
         if (ready[0].revents & POLLHUP)
             return;
-        if (ready[0].revents & POLLIN)
-            from_host(line);
-        if (ready[1].revents)
-            to_host(line);
+        if (hears_host && ready[0].revents & POLLIN)
+            hear_host(line);
+        if (hears_pod && ready[1].revents)
+            hear_pod(line);
+        if (!drain(line->port, &line->to_host))
+            return;
+        if (!drain(line->connection, &line->from_host))
+            line->from_host.filled = 0; /* nobody reads it any more */
     }
     while (is_held(line->port)) /* what was written is lost where a port is closed too early */
         usleep(20000);
@@ -159,14 +173,14 @@ static void carry_line(struct line *line)
 
 static void answer_call(int port, char **words)
 {
+    static struct line line;
     for (int waited = 0; !is_held(port) && waited < HOST_MS; waited += 5)
         usleep(5000);
-    int made = connect_to_any(words + 2, atoi(words[1]));
-    uint8_t error[4];
-    put32(error, made < 0 ? (uint32_t)-made : 0);
-    send_whole(port, error, sizeof error);
-    struct line line = {.port = port, .connection = made};
-    line.sent_all = line.heard_all = made < 0;
+    line.port = port;
+    line.connection = connect_to_any(words + 2, atoi(words[1]));
+    put32(line.to_host.data, line.connection < 0 ? (uint32_t)-line.connection : 0);
+    line.to_host.filled = 4;
+    line.sent_all = line.heard_all = line.connection < 0;
     carry_line(&line);
     _exit(0);
 }

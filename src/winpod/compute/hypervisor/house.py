@@ -58,7 +58,7 @@ from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.errors import WinpodError
 from winpod.windows.users import ADMINISTRATOR
 
-_BOOT_SECONDS = 120.0
+_BOOT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
