@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
 
-.PHONY: demo demo-run test lint unit e2e conformance bench docs manifests proto lock clean
+.PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor bench docs manifests proto lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -54,6 +54,13 @@ conformance: $(READY)
 	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \
 	  containernetworking-plugins e2fsprogs
 	$(BIN)/python -m tests.conformance
+	$(BIN)/python -m tests.conformance --hypervisor --smoke
+
+# Every pod in a microVM, which is slow where it is emulated.
+conformance-hypervisor: $(READY)
+	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \
+	  containernetworking-plugins e2fsprogs
+	$(BIN)/python -m tests.conformance --hypervisor
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.check

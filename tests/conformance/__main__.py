@@ -1,6 +1,6 @@
 """`make conformance`: prepares what needs the outside world, and runs the rest cut off from it.
 
-    python -m tests.conformance [--write] [--focus REGEX] [--keep]
+    python -m tests.conformance [--write] [--focus REGEX] [--keep] [--hypervisor] [--smoke]
 
 Exits with 1 where a spec fails that is no exception, an exception passes, or a spec is missing.
 """
@@ -20,49 +20,59 @@ from tests.conformance.program import critest, version
 from tests.conformance.results import SPECS, Spec, read_report, summary, table
 from tests.e2e.windows_programs import cache
 from tests.images.registries import docker_registry
+from winpod.compute.hypervisor.kit import build_kit
 from winpod.images.base import build_base
 from winpod.images.base_container import dying_with_us
+from winpod.windows.handlers import HYPERVISOR
 
 DOCUMENT = Path(__file__).parents[2] / "docs/conformance.md"
 BEGIN, END = "<!-- written by python -m tests.conformance --write -->\n", "<!-- end -->\n"
+SMOKE = (
+    "(execSync|container with volume|container with log|DNS config|set hostname|portforward"
+    r"|tty=true and stdin=true|stopping PodSandbox) \[Conformance"
+)
+SMOKE_SPECS: Mapping[str, int] = {SPDY: 8}
 
 
 def main() -> int:
     asked = _arguments()
     began = time.monotonic()
     build_base(cache() / "root")
+    if asked.hypervisor:
+        build_kit(cache() / "root")
     work = Path(tempfile.mkdtemp(prefix="winpod-conformance-"))
     try:
         with docker_registry(work / "registry") as registry:
             digest = push_images(registry, work / "content")
         program = critest(digest)
         print(f"prepared in {time.monotonic() - began:.0f} s; the specs run now", flush=True)
-        reports = _run(work, program, asked.focus)
+        reports = _run(work, program, asked.focus, HYPERVISOR.name if asked.hypervisor else "")
     finally:
         if asked.keep:
             print(f"kept: {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
-    text = _text(reports)
+    text = _text(reports, ", each pod in a microVM" if asked.hypervisor else "")
     print(text)
     if asked.write:
         _write(text)
-    trouble = _trouble(reports, whole=not asked.focus)
+    trouble = _trouble(reports, _expected(asked))
     print("\n".join(trouble) or f"as expected, in {time.monotonic() - began:.0f} s")
     return 1 if trouble else 0
 
 
-def _run(work: Path, program: Path, focus: str) -> Mapping[str, Sequence[Spec]]:
-    inside = [sys.executable, "-m", "tests.conformance.inside", str(work), str(program), focus]
-    subprocess.run(dying_with_us(["unshare", "--net", "--", *inside]), check=True)
+def _run(work: Path, program: Path, focus: str, handler: str) -> Mapping[str, Sequence[Spec]]:
+    inside = [sys.executable, "-m", "tests.conformance.inside", str(work), str(program)]
+    command = ["unshare", "--net", "--", *inside, focus, handler]
+    subprocess.run(dying_with_us(command), check=True)
     files = {name: work / "shared" / f"{name}.json" for name in (SPDY, WEBSOCKET)}
     return {name: read_report(file) for name, file in files.items() if file.exists()}
 
 
-def _text(reports: Mapping[str, Sequence[Spec]]) -> str:
+def _text(reports: Mapping[str, Sequence[Spec]], where: str) -> str:
     lines = [f"critest {version()}, the Windows build, under Wine 10.", ""]
     for name, specs in reports.items():
-        lines += [f"### {name}: {summary(specs)}", "", table(specs)]
+        lines += [f"### {name}{where}: {summary(specs)}", "", table(specs)]
     return "\n".join(lines)
 
 
@@ -72,18 +82,24 @@ def _write(text: str) -> None:
     DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
-def _trouble(reports: Mapping[str, Sequence[Spec]], *, whole: bool) -> list[str]:
+def _expected(asked: argparse.Namespace) -> Mapping[str, int]:
+    """How many specs there are; whoever names their own has counted them."""
+    if asked.smoke:
+        return SMOKE_SPECS
+    return {} if asked.focus else SPECS
+
+
+def _trouble(reports: Mapping[str, Sequence[Spec]], expected: Mapping[str, int]) -> list[str]:
     trouble = [
         f"{name}: {spec.name}: {spec.state} {spec.message}"
         for name, specs in reports.items()
         for spec in specs
         if not spec.is_as_expected
     ]
-    if whole:
-        for name, many in SPECS.items():
-            found = len(reports.get(name, ()))
-            if found != many:
-                trouble.append(f"{name}: {found} specs ran, and {many} were expected")
+    for name, many in expected.items():
+        found = len(reports.get(name, ()))
+        if found != many:
+            trouble.append(f"{name}: {found} specs ran, and {many} were expected")
     return trouble
 
 
@@ -92,7 +108,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
     parser.add_argument("--focus", default="", metavar="REGEX", help="only specs with such names")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
-    return parser.parse_args()
+    parser.add_argument("--hypervisor", action="store_true", help="every pod in a microVM")
+    parser.add_argument("--smoke", action="store_true", help="a few specs of every kind")
+    asked = parser.parse_args()
+    if asked.smoke:
+        asked.focus = SMOKE
+    return asked
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A registry, a runtime, and critest against it, in a network and process numbers of their own.
 
-`python -m tests.conformance.inside WORK CRITEST FOCUS`, as `python -m tests.conformance` starts it.
+`python -m tests.conformance.inside WORK CRITEST FOCUS HANDLER`, as `python -m tests.conformance`
+starts it; with an empty HANDLER, pods have the runtime's default.
 Whatever is left when it ends, ends with it. The reports of critest are put into WORK.
 """
 
@@ -22,6 +23,7 @@ from tests.conformance.images import write_mirrors
 from tests.e2e.windows_container import container
 from tests.e2e.windows_programs import cache
 from tests.images.registries import docker_registry
+from winpod.compute.hypervisor.accelerator import ALLOW
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.images.base import Base, build_base
@@ -37,15 +39,16 @@ _PATIENCE = 60.0
 _PROCESSES = 256
 
 
-def main(work: Path, critest: Path, focus: str) -> None:
+def main(work: Path, critest: Path, focus: str, handler: str) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    chosen = [f"-runtime-handler={handler}"] if handler else []
     base = build_base(cache() / "root")
     with docker_registry(work / "registry") as registry:
         write_mirrors(registry, work / "certs.d")
         with _runtime(work, base):
-            _run_critest(work, base, critest, SPDY, [f"-ginkgo.focus={focus}"])
+            _run_critest(work, base, critest, SPDY, [f"-ginkgo.focus={focus}", *chosen])
             if re.search(focus, _STREAMING):
-                streaming = [f"-ginkgo.focus={re.escape(_STREAMING)}", *_OVER_WEBSOCKET]
+                streaming = [f"-ginkgo.focus={re.escape(_STREAMING)}", *_OVER_WEBSOCKET, *chosen]
                 _run_critest(work, base, critest, WEBSOCKET, streaming)
 
 
@@ -53,9 +56,12 @@ def main(work: Path, critest: Path, focus: str) -> None:
 def _runtime(work: Path, base: Base) -> Iterator[None]:
     (work / "root/bases").mkdir(parents=True)
     (work / "root/bases" / base.id).symlink_to(base.path)
+    for shared in ("kits", "templates"):
+        (work / "root" / shared).symlink_to(cache() / "root" / shared)
     command = [sys.executable, "-m", "winpod", "runtime", "--root", str(work / "root")]
     command += ["--socket", str(work / "winpod.sock"), "--tcp", ENDPOINT]
-    environment = {**os.environ, "HOME": str(work), "WINPOD_HOSTS_DIR": str(work / "certs.d")}
+    environment = {**os.environ, ALLOW: "1", "HOME": str(work)}
+    environment["WINPOD_HOSTS_DIR"] = str(work / "certs.d")
     with (work / "runtime.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
@@ -103,7 +109,7 @@ def _run_critest(
     folder = work / f"critest-{name}"
     windows_path = "C:" + str(shared).replace("/", "\\")
     command = ["C:\\critest.exe", "-runtime-endpoint", f"tcp://{ENDPOINT}"]
-    command += ["-ginkgo.no-color", "-ginkgo.seed=1", "-ginkgo.timeout=20m"]
+    command += ["-ginkgo.no-color", "-ginkgo.seed=1", "-ginkgo.timeout=2h"]
     command += [f"-ginkgo.json-report={windows_path}\\{name}.json", *arguments]
     with container(base, parse_build("2022"), [], folder):
         drive = folder / "prefix/drive_c"
@@ -140,4 +146,4 @@ def _spec(base: Base, folder: Path, shared: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,4 +1,5 @@
-/* Stands for cmd.exe where Wine's lacks something: a prompt while its input is no console (`cmd /Q`).
+/* Stands for cmd.exe where Wine's lacks something: a prompt while its input is no console (`cmd /Q`),
+ * after each command: who attaches comes after the first prompt of Windows' own, or must not.
  * It lies in C:\, which is searched before System32, and hands everything else to Wine's own.
  */
 
@@ -33,11 +34,12 @@ static int interact(void)
 {
     char line[ROOM], command[ROOM + 8];
     int code = 0;
-    for (prompt(); fgets(line, sizeof line, stdin); prompt()) {
+    while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         snprintf(command, sizeof command, "cmd /c %s", line);
         if (*line)
             code = start(command);
+        prompt();
     }
     return code;
 }
