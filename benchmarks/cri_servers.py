@@ -43,6 +43,7 @@ class Server:
     folder: Path
     pid: int = 0
     warm: int = 0
+    handler: str = ""
 
     @property
     def shells(self) -> list[Path]:

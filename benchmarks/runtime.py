@@ -64,15 +64,16 @@ class Pod:
             log_path=f"{self._name}.log",
         )
         moments = [time.perf_counter()]
-        request = api.RunPodSandboxRequest(config=config)
-        self._sandbox = (await self._call("RunPodSandbox", request)).pod_sandbox_id
+        handler = self._server.handler
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        self.sandbox = (await self._call("RunPodSandbox", request)).pod_sandbox_id
         moments.append(time.perf_counter())
         creation = api.CreateContainerRequest(
-            pod_sandbox_id=self._sandbox, config=container, sandbox_config=config
+            pod_sandbox_id=self.sandbox, config=container, sandbox_config=config
         )
-        self._container = (await self._call("CreateContainer", creation)).container_id
+        self.container = (await self._call("CreateContainer", creation)).container_id
         moments.append(time.perf_counter())
-        await self._call("StartContainer", api.StartContainerRequest(container_id=self._container))
+        await self._call("StartContainer", api.StartContainerRequest(container_id=self.container))
         moments.append(time.perf_counter())
         while not _says_ready(self._server.folder / container.log_path):
             if time.perf_counter() > moments[-1] + 60:
@@ -84,21 +85,21 @@ class Pod:
 
     async def exec(self) -> None:
         command = [*self._server.before, "cmd", "/c", "echo hi"]
-        request = api.ExecSyncRequest(container_id=self._container, cmd=command, timeout=60)
+        request = api.ExecSyncRequest(container_id=self.container, cmd=command, timeout=60)
         answer = await self._call("ExecSync", request)
         if (answer.stdout, answer.exit_code) != (b"hi\r\n", 0):
             raise RuntimeError(f"{self._server.name} answered {answer}")
 
     async def stop(self) -> None:
-        request = api.StopContainerRequest(container_id=self._container, timeout=10)
+        request = api.StopContainerRequest(container_id=self.container, timeout=10)
         await self._call("StopContainer", request)
-        await self._call("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=self._sandbox))
+        await self._call("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=self.sandbox))
 
     async def remove(self) -> None:
-        request = api.RemoveContainerRequest(container_id=self._container)
+        request = api.RemoveContainerRequest(container_id=self.container)
         await self._call("RemoveContainer", request)
         await self._call(
-            "RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=self._sandbox)
+            "RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=self.sandbox)
         )
 
 
@@ -130,12 +131,12 @@ async def compare(servers: Sequence[Server]) -> None:
     clients = [Client(f"unix:{server.socket}") for server in servers]
     try:
         for server, client in zip(servers, clients, strict=True):
-            await _until_up(server, client)
+            await until_up(server, client)
             await live(server, client, 1)
         await _compare(servers, clients)
     finally:
         for client in clients:
-            await _remove_pods(client)
+            await remove_pods(client)
             await client.close()
 
 
@@ -148,18 +149,19 @@ async def _compare(servers: Sequence[Server], clients: Sequence[Client]) -> None
         report(title, {name: _medians(rounds) for name, rounds in taken.items()})
 
 
-async def _until_up(server: Server, client: Client) -> None:
+async def until_up(server: Server, client: Client) -> None:
     deadline = time.monotonic() + 60
     while not await _is_up(client):
         if time.monotonic() > deadline:
             sys.exit(f"{server.name} does not come up")
         await asyncio.sleep(0.2)
     if server.image.startswith("oci:"):
-        request = api.PullImageRequest(image=api.ImageSpec(image=server.image))
+        spec = api.ImageSpec(image=server.image, runtime_handler=server.handler)
+        request = api.PullImageRequest(image=spec)
         server.image = (await client.call("PullImage", request)).image_ref
 
 
-async def _remove_pods(client: Client) -> None:
+async def remove_pods(client: Client) -> None:
     """Those that a failure left."""
     listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     for sandbox in listed.items:

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,13 +143,18 @@ def test_a_runtime_that_is_killed_while_it_makes_a_microvm_leaves_nothing(
 
 def test_twenty_microvms_at_once_all_run_and_all_go(winpod: Winpod, image: str) -> None:
     names = [f"one-of-many-{number}" for number in range(MANY)]
-    with ThreadPoolExecutor(MANY) as pool:
-        list(pool.map(lambda name: _start(winpod, image, name), names))
-        assert len(machines(winpod)) == MANY
-        for name in names:
-            until_said(winpod, name, "up")
-        addresses = {winpod("exec", name, "cmd", "/c", "ipconfig").stdout for name in names}
-        assert len(addresses) == MANY
-        removed = list(pool.map(lambda name: winpod("rm", "-f", name), names))
-    assert {ran.returncode for ran in removed} == {0}, [ran.stderr for ran in removed]
+    waits = windows_programs.go_program(name="signals")
+    options = (*ISOLATED, "-v", f"{waits}:C:\\waits.exe:ro")
+    begun = [
+        winpod.start("run", "-d", "--name", name, *options, image, "C:\\waits.exe")
+        for name in names
+    ]
+    assert [one.wait(600) for one in begun] == [0] * MANY
+    assert len(machines(winpod)) == MANY
+    for name in names:
+        until_said(winpod, name, "waiting")
+    listed = json.loads(winpod("inspect", *names).stdout)
+    assert len({one["sandbox"]["status"]["network"]["ip"] for one in listed}) == MANY
+    removed = winpod("rm", "-f", *names)
+    assert removed.returncode == 0, removed.stderr
     _nothing_is_left(winpod)

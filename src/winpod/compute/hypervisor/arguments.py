@@ -27,6 +27,8 @@ _KERNEL = (
     "console=ttyS0 quiet panic=-1 reboot=t maxcpus=1 mitigations=off nokaslr "
     "random.trust_cpu=on memhp_default_state=online_movable"
 )
+_PATIENCE = "TIMER_SLACK=25000000"
+"""Nanoseconds that an emulated guest's timers may be late; Windows' own may be by 15 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
     ]
     ram = f"memory-backend-file,id=ram,size={MEMORY}B,share=on,mem-path={machine.memory}"
     words += ["-object", f"{ram},prealloc=on" if reserved else ram]
-    words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append", _KERNEL]
+    words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append"]
+    words += [_KERNEL if with_kvm else f"{_KERNEL} {_PATIENCE}"]
     words += ["-serial", "file:console"]
     words += ["-qmp", "unix:qmp,server=on,wait=off"]
     disk = f"raw,node-name=base,read-only=on,file.driver=file,file.filename={machine.base}"

@@ -30,7 +30,7 @@ from winpod.compute.errors import (
 )
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.hypervisor.arguments import WARM
-from winpod.compute.hypervisor.asked import machine_asked
+from winpod.compute.hypervisor.asked import MachineAsked, machine_asked
 from winpod.compute.hypervisor.guest_shells import (
     WARM_SHELL,
     boot_shell,
@@ -45,7 +45,7 @@ from winpod.compute.hypervisor.links import open_tap, read_link, tell_guest
 from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
 from winpod.compute.hypervisor.rates import hold_drive, rates_of_drive, rates_of_pod
 from winpod.compute.hypervisor.sizing import Size
-from winpod.compute.hypervisor.template import Templates
+from winpod.compute.hypervisor.template import Template, Templates
 from winpod.compute.identity import resolver_file
 from winpod.compute.processes import read_pid, until_gone
 from winpod.compute.programs import program_of
@@ -84,6 +84,7 @@ class GuestHouse:
         self._templates = templates
         self._machines: dict[Path, PodMachine] = {}
         self._cloning: dict[Path, asyncio.Task[None]] = {}
+        self._beginning = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._lines: dict[Path, Lines] = {}
 
     def machine(self, folder: Path) -> PodMachine:
@@ -122,8 +123,13 @@ class GuestHouse:
     async def receive(self, asked: SandboxAsked, sandbox: Path) -> None:
         template = await self._templates.get()
         machine = self.machine(sandbox / "vm")
-        cloning = machine.clone(template, machine_asked(asked.annotations))
+        cloning = self._clone(machine, template, machine_asked(asked.annotations))
         self._cloning[sandbox] = asyncio.create_task(cloning)
+
+    async def _clone(self, machine: PodMachine, template: Template, asked: MachineAsked) -> None:
+        """Few at a time: each takes a processor, and all at once they would wait for each other."""
+        async with self._beginning:
+            await machine.clone(template, asked)
 
     async def connected(self, sandbox: Path, interface: str, result: Mapping[str, Any]) -> None:
         """The guest is up, and has the pod's address."""

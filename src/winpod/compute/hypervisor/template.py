@@ -16,6 +16,8 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +103,10 @@ def processors() -> int:
 def template_name(base: Base, kit: Kit, accelerator: Accelerator) -> str:
     programs = [native_program(name).read_bytes() for name in (WGUEST, WAGENT)]
     digests = [hashlib.sha256(program).hexdigest() for program in programs]
-    decisive = [_REVISION, base.id, kit.id, accelerator, processors(), *digests]
+    anywhere = Path()
+    machine = Machine(anywhere, anywhere, anywhere, anywhere, accelerator, processors())
+    words = qemu_arguments(machine, waits=False)
+    decisive = [_REVISION, base.id, kit.id, accelerator, *words, *digests]
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
 
@@ -143,8 +148,22 @@ async def _make(folder: Path, base: Base, final: Template) -> None:
 
 
 async def _boot_and_keep(template: Template) -> None:
-    folder = template.path
-    machine = template.machine(template.memory)
+    try:
+        async with booted(template, template.path) as guest:
+            await begin_shell(guest)
+            await _warm_up(template.path)
+            guest.close()
+            await _keep(template)
+    except MachineFailed:
+        raise
+    except Exception as error:
+        raise MachineFailed(f"it could not be booted: {error}") from error
+
+
+@asynccontextmanager
+async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
+    """A guest that is up, and has nothing in it yet; it ends with the context."""
+    machine = template.machine(folder / "memory")
     with (folder / "qemu.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *template.kit.qemu(*qemu_arguments(machine, waits=False)),
@@ -155,16 +174,7 @@ async def _boot_and_keep(template: Template) -> None:
     guest = Guest(folder / CONTROL)
     try:
         await guest.until_up(BOOT_SECONDS)
-        await guest.ask("mount", "/dev/vda", "/base", "erofs", "1", "")
-        await guest.ask("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
-        await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR)
-        await _warm_up(folder)
-        guest.close()
-        await _keep(template)
-    except MachineFailed:
-        raise
-    except Exception as error:
-        raise MachineFailed(f"it could not be booted: {error}") from error
+        yield guest
     finally:
         guest.close()
         with contextlib.suppress(ProcessLookupError):
@@ -172,6 +182,12 @@ async def _boot_and_keep(template: Template) -> None:
         await process.wait()
         for name in ("qmp", CONTROL, WARM, "agent.sock"):
             (folder / name).unlink(missing_ok=True)
+
+
+async def begin_shell(guest: Guest) -> None:
+    await guest.ask("mount", "/dev/vda", "/base", "erofs", "1", "")
+    await guest.ask("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
+    await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR)
 
 
 async def _warm_up(folder: Path) -> None:

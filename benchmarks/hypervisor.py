@@ -1,0 +1,145 @@
+"""A pod in a microVM, beside the same pod under process isolation, beside a cold boot of the same
+guest, and beside the boot of its bare kernel, which is the floor.
+
+They take turns, and the median of the rounds counts. What a pod costs beyond what its container
+uses is the overhead that its RuntimeClass should state.
+
+    WINPOD_ALLOW_EMULATION=1 unshare --net python -m benchmarks.hypervisor
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+from tests.e2e.windows_programs import cache
+
+from benchmarks.cri_servers import GROUPS, Server, winpod
+from benchmarks.runtime import LINE, STEPS, Pod, remove_pods, until_up
+from winpod.compute.agent import Agent, Program
+from winpod.compute.hypervisor.accelerator import ALLOW, find_accelerator
+from winpod.compute.hypervisor.arguments import WARM
+from winpod.compute.hypervisor.guest_shells import link_shell
+from winpod.compute.hypervisor.kit import build_kit
+from winpod.compute.hypervisor.template import Template, begin_shell, booted, make_template
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
+from winpod.images.base import build_base
+from winpod.windows.handlers import HYPERVISOR
+
+ROUNDS = 5
+CLONE, PROCESS = "microVM, cloned", "process isolation"
+COLD, KERNEL = "microVM, cold boot to the first line", "bare kernel, boot to its first process"
+
+
+async def one_pod(server: Server, client: Client) -> tuple[float, dict[str, float], int]:
+    """Seconds to the first line, those of the steps, and bytes beyond the container's own."""
+    server.until_warm()
+    pod = Pod(server, client)
+    begun = time.perf_counter()
+    await pod.run()
+    line = time.perf_counter() - begun
+    await asyncio.sleep(2)
+    request = api.ContainerStatsRequest(container_id=pod.container)
+    stats = (await client.call("ContainerStats", request)).stats.windows
+    group = GROUPS / f"memory/winpod/vm-{pod.sandbox}/memory.usage_in_bytes"
+    used = int(group.read_text()) if group.exists() else 0
+    beyond = used - stats.memory.working_set_bytes.value if used else 0
+    await pod.stop()
+    await pod.remove()
+    return line, pod.seconds, beyond
+
+
+async def cold_boot(template: Template) -> tuple[float, float]:
+    """Seconds to the guest's first process, and to the first line of a Windows program."""
+    with tempfile.TemporaryDirectory(prefix="winpod-cold-") as name:
+        folder = Path(name)
+        begun = time.perf_counter()
+        async with booted(template, folder) as guest:
+            kernel = time.perf_counter() - begun
+            await begin_shell(guest)
+            link = await link_shell(folder, WARM, folder / "agent.sock")
+            agent = Agent(folder / "agent.sock")
+            await agent.ping()
+            said = await agent.run(Program("cmd /c echo ready"))
+            line = time.perf_counter() - begun
+            link.kill()
+            await link.wait()
+    if b"ready" not in said.output:
+        raise RuntimeError(f"the guest said {said.output!r}")
+    return kernel, line
+
+
+async def compare(servers: dict[str, Server], template: Template) -> None:
+    lines: dict[str, list[float]] = {name: [] for name in (PROCESS, CLONE, COLD, KERNEL)}
+    steps: list[dict[str, float]] = []
+    beyond: list[int] = []
+    async with AsyncExitStack() as stack:
+        clients = {name: Client(f"unix:{server.socket}") for name, server in servers.items()}
+        for name, client in clients.items():
+            stack.push_async_callback(client.close)
+            await until_up(servers[name], client)
+            stack.push_async_callback(remove_pods, client)
+        await one_pod(servers[CLONE], clients[CLONE])  # which makes the template
+        for _ in range(ROUNDS):
+            for name, server in servers.items():
+                line, parts, more = await one_pod(server, clients[name])
+                lines[name].append(line)
+                if name == CLONE:
+                    steps.append(parts)
+                    beyond.append(more)
+            kernel, cold = await cold_boot(template)
+            lines[KERNEL].append(kernel)
+            lines[COLD].append(cold)
+    report({name: statistics.median(times) for name, times in lines.items()})
+    for step in STEPS:
+        print(f"  {step:<42}{statistics.median(one[step] for one in steps):>9.2f} s")
+    print(f"beyond the container's own memory: {statistics.median(beyond) / (1 << 20):.0f} MiB")
+
+
+def report(medians: dict[str, float]) -> None:
+    clone = medians[CLONE]
+    print(f"{LINE:<44}{'seconds':>9}{'the clone is':>16}")
+    for name, seconds in medians.items():
+        print(f"{name:<44}{seconds:>9.2f}{clone / seconds:>14.2f} x")
+    print(f"the clone less the bare kernel: {clone - medians[KERNEL]:+.2f} s", flush=True)
+
+
+def guests(folder: Path) -> None:
+    """The kit and the template of the cache, for a runtime of the benchmark's own."""
+    for shared in ("kits", "templates"):
+        (cache() / "root" / shared).mkdir(exist_ok=True)
+        (folder / "root" / shared).symlink_to(cache() / "root" / shared)
+
+
+def main() -> None:
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
+        sys.exit("it needs a network of its own: unshare --net python -m benchmarks.hypervisor")
+    found = find_accelerator(allow_emulation=os.environ.get(ALLOW) == "1")
+    if found.trouble:
+        sys.exit(found.trouble)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    root = cache() / "root"
+    base, kit = build_base(root), build_kit(root)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="winpod-benchmark-")))
+        process = stack.enter_context(winpod(PROCESS, base, 2, 1, folder / "process"))
+        guest = stack.enter_context(winpod(CLONE, base, 0, 2, folder / "guest"))
+        guests(folder / "guest")
+        guest.handler = HYPERVISOR.name
+        template = asyncio.run(make_template(root, base, kit, found.accelerator))
+        print(f"{found.accelerator}; load of the machine: {os.getloadavg()[0]:.1f}")
+        asyncio.run(compare({PROCESS: process, CLONE: guest}, template))
+        print(f"load of the machine now: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
