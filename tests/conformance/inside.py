@@ -57,6 +57,7 @@ def _runtime(work: Path, base: Base) -> Iterator[None]:
     (work / "root/bases").mkdir(parents=True)
     (work / "root/bases" / base.id).symlink_to(base.path)
     for shared in ("kits", "templates"):
+        (cache() / "root" / shared).mkdir(exist_ok=True)
         (work / "root" / shared).symlink_to(cache() / "root" / shared)
     command = [sys.executable, "-m", "winpod", "runtime", "--root", str(work / "root")]
     command += ["--socket", str(work / "winpod.sock"), "--tcp", ENDPOINT]
