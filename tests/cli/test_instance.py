@@ -181,3 +181,9 @@ def test_bad_input_is_a_sentence(person: Person, arguments: tuple[str, ...], sai
     assert ran.code == 2
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_removal_that_would_do_nothing_is_refused(person: Person) -> None:
+    ran = person.asks("remove", "--keep-node", "--dead", "--yes", "--address", "10.0.0.1")
+    assert ran.code == 2
+    assert "leave nothing to be done" in ran.err
