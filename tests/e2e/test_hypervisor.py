@@ -14,6 +14,8 @@ from winpod.compute.hypervisor.accelerator import ALLOW
 
 __all__ = ["image", "winpod"]
 
+POWERS = ("CapPrm:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
+
 
 def test_an_older_image_runs_on_a_newer_host_in_a_kernel_of_its_own(
     winpod: Winpod, image: str
@@ -116,6 +118,7 @@ def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
     assert winpod("run", *options, image, "cmd", "/c", WAITS).returncode == 0
     until_said(winpod, "gone", "up")
     (pid,) = machines(winpod)
+    assert _powers(pid) == {"CapPrm": 0, "CapEff": 0, "CapBnd": 0, "NoNewPrivs": 1, "Seccomp": 2}
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while state(winpod, "gone") == "running" or machines(winpod):
@@ -124,3 +127,9 @@ def test_a_microvm_that_dies_ends_its_container_and_leaves_nothing(
     assert winpod("rm", "-f", "gone").returncode == 0
     assert machines(winpod) == []
     assert list(Path("/dev/shm").glob("winpod-*")) == []
+
+
+def _powers(pid: int) -> dict[str, int]:
+    """What a process may do beyond what anybody may, as the kernel tells it."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1], 16) for line in lines if line[0] in POWERS}
