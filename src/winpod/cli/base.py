@@ -74,13 +74,16 @@ def remove(
     root: Root = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Remove a base, or every base."""
+    """Remove a base, or every base and what pods in microVMs need."""
     removed = bases.remove_base(_root(root), base_id)
+    had_kit = not base_id and kits.remove_kits(_root(root))
     if output is Format.JSON:
         _print(removed, output)
         return
     for base in removed:
         print(f"removed {base.short_id} ({human_size(base.size)})")
+    if had_kit:
+        print("removed the hypervisor kit")
 
 
 def _say(step: str) -> None:
