@@ -1,4 +1,5 @@
-// Serves HTTP on a port, telling who it is and whom it hears; or asks, or resolves a name.
+// Serves HTTP on a port, telling who it is and whom it hears; or asks, there or at a named pipe, or
+// resolves a name.
 //
 // Datagrams are datagram.exe's, beside it: Wine lacks an ioctl that Go's UDP sockets need.
 package main
@@ -25,7 +26,7 @@ func main() {
 	case len(os.Args) == 3 && os.Args[1] == "ask":
 		err = ask(os.Args[2])
 	default:
-		err = fmt.Errorf("peer serve PORT | peer ask http://HOST:PORT | dns://NAME")
+		err = fmt.Errorf("peer serve PORT | peer ask http://HOST:PORT | dns://NAME | pipe://NAME")
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -60,6 +61,9 @@ func ask(text string) error {
 	if target.Scheme == "dns" {
 		return resolve(target.Host)
 	}
+	if target.Scheme == "pipe" {
+		return talk(`\\.\pipe\` + target.Host)
+	}
 	client := http.Client{Timeout: patience}
 	answer, err := client.Get(text)
 	if err != nil {
@@ -67,6 +71,18 @@ func ask(text string) error {
 	}
 	defer answer.Body.Close()
 	_, err = io.Copy(os.Stdout, answer.Body)
+	return err
+}
+
+func talk(pipe string) error {
+	opened, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	fmt.Fprintln(opened, "hello")
+	answer, err := io.ReadAll(opened)
+	os.Stdout.Write(answer)
 	return err
 }
 
