@@ -35,6 +35,11 @@ def _size(winpod: Winpod, name: str) -> tuple[int, int]:
     return int(re.findall(r"MemTotal: +(\d+) kB", said)[0]) >> 10, said.count("processor\t:")
 
 
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) << 10
+
+
 def _held(pid: int) -> tuple[int, int]:
     """Bytes that are there and stay: in all, and those of them in large pages."""
     mapped = Path(f"/proc/{pid}/smaps").read_text()
@@ -71,6 +76,7 @@ def test_a_running_pod_is_given_more_memory_and_processors(winpod: Winpod, image
     assert raised.returncode == 0, raised.stderr
     memory, processors = _size(winpod, "grows")
     assert 2048 < memory < 2304
+    assert _resident(machines(winpod)[0]) < 1024 * MIB, "it is the guest's when it is used"
     assert processors == min(2, len(os.sched_getaffinity(0)))
     refused = winpod("update", "--memory", "4000g", "grows")
     assert refused.returncode != 0
