@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -101,6 +102,8 @@ def test_a_disk_is_formatted_in_its_pod_shared_there_and_given_back(
     until_said(winpod, "writer", "up")
     assert str(disk) not in Path("/proc/mounts").read_text()
     assert not is_free(disk)
+    winpod.end_runtime(signal.SIGKILL)
+    assert "writer" in winpod("ps").stdout
 
     async def beside() -> None:
         pod = Pod(winpod)
@@ -160,7 +163,8 @@ def test_disks_of_every_format_and_of_a_windows_machine_are_used(
 def test_a_pods_disks_are_not_used_faster_than_its_limits(
     winpod: Winpod, image: str, tmp_path: Path
 ) -> None:
-    """4 MiB at 1 MiB a second and 30 small pieces at 10 a second, on C: and on an attached disk."""
+    """4 MiB at 1 MiB a second and 30 small pieces at 10 a second, on C: and on an attached disk;
+    without limits, the best of three tries is held against that."""
     annotations = {
         "io.microsoft.virtualmachine.storageqos.bandwidthmaximum": 1 << 20,
         "io.microsoft.virtualmachine.storageqos.iopsmaximum": 10,
@@ -171,22 +175,31 @@ def test_a_pods_disks_are_not_used_faster_than_its_limits(
         *("-v", f"virtual-disk://{raw_disk(tmp_path / 'disk.img')}:C:\\data"),
         *("-v", f"{go_program(name='writer')}:C:\\writer.exe"),
     )
-    line = " & ".join(
+    writes = [
         rf"C:\writer.exe C:\{place}.bin {how}"
         for place in ("own", r"data\attached")
         for how in ("16 256", "30 4 each")
-    )
-    free, held = (run(winpod, image, f"{line} & dir C:", *mounts, *more) for more in ((), limits))
-    fast, slow = (
-        [int(number) for number in re.findall(r"milliseconds: (\d+)", said)]
-        for said in (free, held)
-    )
-    assert len(fast) == len(slow) == 4
+    ]
+    free = run_slowly(winpod, image, " & ".join([*writes * 3, "dir C:"]), *mounts)
+    held = run_slowly(winpod, image, " & ".join([*writes, "dir C:"]), *mounts, *limits)
+    tries, slow = milliseconds(free), milliseconds(held)
+    assert (len(tries), len(slow)) == (12, 4), free + held
     for taken, least in zip(slow, (4000, 3000) * 2, strict=True):
         assert taken > 0.8 * least
-    for taken, limited in zip(fast, slow, strict=True):
-        assert taken < limited / 2
+    for number, limited in enumerate(slow):
+        assert min(tries[number::4]) < limited / 2
     assert room_of(held) < 1 << 30 < room_of(free)
+
+
+def run_slowly(winpod: Winpod, image: str, line: str, *options: str) -> str:
+    """What a container says that has little of its disk, and so may take its time."""
+    words = ("run", "--rm", "--isolation", "hypervisor", *options, image, "cmd", "/c", line)
+    with winpod.start(*words, stdout=subprocess.PIPE) as running:
+        return running.communicate(timeout=400)[0].decode()
+
+
+def milliseconds(said: str) -> list[int]:
+    return [int(number) for number in re.findall(r"milliseconds: (\d+)", said)]
 
 
 def room_of(said: str) -> int:
@@ -197,7 +210,7 @@ def room_of(said: str) -> int:
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     """A file system of its own, that is as small as its file."""
-    file, place = raw_disk(folder / "small.img", 256 * MIB), folder / "small"
+    file, place = raw_disk(folder / "small.img", 160 * MIB), folder / "small"
     place.mkdir()
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(file)], check=True)
     subprocess.run(["mount", "-o", "loop", str(file), str(place)], check=True)
