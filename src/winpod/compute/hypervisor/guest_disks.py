@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from winpod.compute.disk_sources import DISKS, DiskRefused
+from winpod.compute.disk_sources import DiskRefused
 from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone
 from winpod.compute.hypervisor.arguments import DISK_SOCKETS
 from winpod.compute.hypervisor.guest import Guest
@@ -54,12 +54,11 @@ class GuestDisks:
         self, container: str, wanted: Sequence[Mount], rates: Rates, kit: Kit
     ) -> dict[str, str]:
         """Where in the guest the disks of a container are, by their destinations."""
-        places = {}
         async with self._turn:
-            for mount in wanted:
-                if mount.kind in DISKS:
-                    places[mount.destination] = await self._attach(container, mount, rates, kit)
-        return places
+            return {
+                mount.destination: await self._attach(container, mount, rates, kit)
+                for mount in wanted
+            }
 
     async def release(self, container: str) -> None:
         """What a container that has ended had of them."""

@@ -100,13 +100,15 @@ async def eject_disk(guest: Guest, name: str) -> None:
 
 
 async def _device(guest: Guest, name: str) -> str:
-    """A disk is seen a moment after it was plugged in; its serial number is its name."""
+    """A disk is seen a moment after it was plugged in, and can be read after one more; its serial
+    number is its name."""
     deadline = time.monotonic() + _SEEN_SECONDS
     while time.monotonic() < deadline:
         for letter in _LETTERS:
             with contextlib.suppress(GuestRefused):
                 serial = await guest.ask("read", f"/sys/block/vd{letter}/serial")
                 if serial.decode(errors="replace").strip() == name:
+                    await guest.ask("read", f"/dev/vd{letter}", "1")
                     return f"/dev/vd{letter}"
         await asyncio.sleep(0.02)
     raise MachineFailed("it does not see the disk that was attached")

@@ -66,17 +66,17 @@ class Qmp:
 
     async def hand_over(self, name: str, descriptor: int) -> None:
         """A file that QEMU shall have open, under a name."""
-        words = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-        self._socket.sendmsg([words], ancillary)
-        await self._answer("getfd")
+        await self._do_with(descriptor, "getfd", fdname=name)
 
     async def lend(self, descriptor: int) -> int:
         """A file that QEMU shall open as `/dev/fdset/` and the number that comes back."""
-        words = json.dumps({"execute": "add-fd"}).encode() + b"\n"
+        return int((await self._do_with(descriptor, "add-fd"))["fdset-id"])
+
+    async def _do_with(self, descriptor: int, command: str, **arguments: object) -> Any:
+        words = json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n"
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         self._socket.sendmsg([words], ancillary)
-        return int((await self._answer("add-fd"))["fdset-id"])
+        return await self._answer(command)
 
     async def _answer(self, command: str) -> Any:
         while True:
