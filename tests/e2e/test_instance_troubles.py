@@ -1,4 +1,4 @@
-"""Instances of an operator in trouble: pods that may not leave, and hosts that die.
+"""Instances of an operator in trouble: bad input, pods that may not leave, hosts that die.
 
 The control plane, the operator and SSH are real; instances are stand-ins that answer from memory.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.instance_fleet import READY, Fleet, Instance, payload
+from tests.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
 from tests.e2e.instance_operator import (
     PATH,
     Watching,
@@ -41,6 +41,29 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
     with fleet_of(plane, tmp_path / "fleet") as running:
         yield running
+
+
+def test_a_key_that_is_missing_and_a_payload_that_is_damaged_are_told_of_every_instance(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    files = payload(tmp_path / "payload", "1.0.0")
+    (files / "kubelet.exe").write_bytes(b"MZ of somebody else")
+    plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/cloud-private-key")
+    them = [fleet.add(name, features=dict(READY)) for name in ("win-f", "win-g")]
+    ask_for(plane, *them)
+    with operator(plane, tmp_path):
+        for one in them:
+            missing = f"{one.address}: there is no private key to reach instances with. kubectl -n"
+            in_time(plane, partial(says, plane, one, missing))
+        plane.apply(key_secret(NAMESPACE, fleet.key))
+        for one in them:
+            damaged = f"{one.address}: {files}/kubelet.exe is not the file that the payload lists"
+            in_time(plane, partial(says, plane, one, damaged))
+            assert "InstancePayloadBad" in reasons(plane, one)
+            assert one.services == {}
+        payload(files, "1.0.0")
+        for one in them:
+            in_time(plane, partial(is_at, plane, one, "1.0.0"))
 
 
 def test_a_drain_that_a_disruption_budget_holds_up_is_told_and_goes_on_once_it_is_loosened(
@@ -93,16 +116,18 @@ def test_a_host_that_dies_while_it_changes_is_told_stops_nobody_who_has_begun_an
     configure(plane, "instances: {atMost: 2, joinSeconds: 60}\n")
     files = payload(tmp_path / "payload", "1.0.0")
     them = [fleet.add(name, features=dict(READY)) for name in ("win-b", "win-c", "win-d")]
-    dies, goes_on, waits = them
     ask_for(plane, *them)
     with operator(plane, tmp_path):
         for one in them:
             in_time(plane, partial(is_at, plane, one, "1.0.0"))
         watching = Watching(plane, [one.node for one in them])
-        dies.windows.hangs_at = "containerd.exe.winpod-new"
+        for one in them:
+            one.windows.hangs_at = "containerd.exe.winpod-new"
         payload(files, "1.1.0")
-        in_time(plane, lambda: watching.look() and dies.windows.hangs)
-        fleet.die("win-b")
+        in_time(plane, lambda: watching.look() and sum(one.windows.hangs for one in them) == 2)
+        dies, goes_on, waits = sorted(them, key=lambda one: not one.windows.hangs)
+        waits.windows.hangs_at = ""
+        fleet.die(dies.node)
         in_time(plane, partial(is_phase, plane, dies, "Failed"))
         told = status(plane, dies)
         assert told["failure"].startswith(f"{dies.address}: ")
@@ -110,13 +135,14 @@ def test_a_host_that_dies_while_it_changes_is_told_stops_nobody_who_has_begun_an
         assert "InstanceUnreachable" in reasons(plane, dies)
         unreachable = condition(found(plane, f"{PATH}/{dies.address}"), "Reachable")
         assert unreachable["status"] == "False"
+        goes_on.windows.hangs_at = ""
         in_time(plane, partial(is_at, plane, goes_on, "1.1.0"))
         in_time(plane, lambda: says(plane, waits, f"{dies.address} failed while it changed"))
         new = fleet.add("win-e", features=dict(READY))
         ask_for(plane, *them, new)
         in_time(plane, partial(is_at, plane, new, "1.1.0"))
         assert status(plane, waits)["version"] == "1.0.0"
-        fleet.come_back("win-b")
+        fleet.come_back(dies.node)
         configure(plane, "instances: {atMost: 2, joinSeconds: 61}\n")  # which makes it look at once
         in_time(
             plane,
@@ -132,7 +158,7 @@ def assert_let_go(
     plane: ControlPlane, fleet: Fleet, dead: Instance, others: list[Instance]
 ) -> None:
     """One that will never answer again is forgotten when somebody says so, with its Node."""
-    fleet.die("win-d")
+    fleet.die(dead.node)
     ask_for(plane, *others)
     in_time(plane, partial(is_phase, plane, dead, "Failed"))
     advice = f"annotate windowsinstance {dead.address} winpod.dev/forget=true"
