@@ -1,13 +1,14 @@
 """Who a pod is to its API server: the files and variables that every pod has."""
 
 import asyncio
+import json
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from winpod.node.access import Access, service_account_access
+from winpod.node.access import Access, read_kubeconfig, service_account_access
 from winpod.node.certificates import Key, of_node
 from winpod.windows.errors import InvalidInput, Unavailable
 
@@ -55,6 +56,21 @@ def test_outside_of_a_pod_a_kubeconfig_is_asked_for(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     with pytest.raises(InvalidInput, match="KUBERNETES_SERVICE_HOST is not set"):
         service_account_access(files)
+
+
+def test_which_file_is_missing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    with pytest.raises(InvalidInput, match="config does not exist"):
+        read_kubeconfig(file)
+    cluster = {"server": "https://server", "certificate-authority": str(tmp_path / "gone.crt")}
+    known = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+    }
+    file.write_text(json.dumps(known))
+    with pytest.raises(InvalidInput, match=r"gone\.crt, which .*config names, does not exist"):
+        read_kubeconfig(file)
 
 
 async def test_nobody_goes_without_a_token_while_a_program_is_asked_for_it(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ COMMANDS = {
     "upgrade": "Move a cluster from one Windows Server to the next, safely.",
     "explain": "Say why a pod of a cluster is where it is, or why it waits, and what to change.",
     "runtimeclass": "Write the RuntimeClasses that a cluster's Windows nodes give reason for.",
-    "runtime": "Run Windows containers for whoever speaks CRI v1, under process isolation.",
+    "runtime": "Run Windows containers for whoever speaks CRI v1.",
 }
 """Each with the first line of its help; its module has the same name, with _ for -."""
 

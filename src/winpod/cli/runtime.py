@@ -59,7 +59,7 @@ def command(
     ] = 0,
     root: Root = None,
 ) -> None:
-    """Run Windows containers for whoever speaks CRI v1, under process isolation.
+    """Run Windows containers for whoever speaks CRI v1.
 
     Containers go on when it stops, and it finds them again when it starts. Simulated ones end with
     it; they need no Wine, no network and no root.

@@ -108,8 +108,10 @@ def read_kubeconfig(file: Path) -> Access:
         name = context.get("context", "user").text()
         user = _named(document, "users", name).get("user") if name else At({})
         return _access(cluster.get("cluster"), user, file)
-    except FileNotFoundError:
-        raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
+    except FileNotFoundError as error:
+        if error.filename == str(file):
+            raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
+        raise InvalidInput(f"{error.filename}, which {file} names, does not exist.") from None
     except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
         why = " ".join(str(error).split())
         raise InvalidInput(f"{file} is not a kubeconfig that can be used: {why}") from None
