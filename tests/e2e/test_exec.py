@@ -247,9 +247,7 @@ async def test_attach_joins_the_containers_own_program(
     async with one.attach(*flags) as running:
         running.stdin.write(b"first\n")
         said = await running.stdout.readline()
-        if (
-            said == b"listening\n"
-        ):  # what is logged may still be on its way to who attaches just then
+        if said == b"listening\n":  # logged, and still on its way to who attaches
             said = await running.stdout.readline()
         assert said == b"heard first\n"
         running.stdin.close()
