@@ -25,11 +25,11 @@ from tests.e2e.windows_programs import cache
 from benchmarks.cri_servers import GROUPS, Server, winpod
 from benchmarks.runtime import LINE, STEPS, Pod, remove_pods, until_up
 from winpod.compute.agent import Agent, Program
-from winpod.compute.hypervisor.accelerator import ALLOW, find_accelerator
+from winpod.compute.hypervisor.accelerator import ALLOW, Accelerator, find_accelerator
 from winpod.compute.hypervisor.arguments import WARM
 from winpod.compute.hypervisor.guest_shells import link_shell
-from winpod.compute.hypervisor.kit import build_kit
-from winpod.compute.hypervisor.template import Template, begin_shell, booted, make_template
+from winpod.compute.hypervisor.kit import Kit, build_kit
+from winpod.compute.hypervisor.template import Template, begin_shell, booted
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.images.base import build_base
@@ -49,7 +49,7 @@ async def one_pod(server: Server, client: Client) -> tuple[float, dict[str, floa
     line = time.perf_counter() - begun
     await asyncio.sleep(2)
     request = api.ContainerStatsRequest(container_id=pod.container)
-    stats = (await client.call("ContainerStats", request)).stats.windows
+    stats = (await client.call("ContainerStats", request)).stats
     group = GROUPS / f"memory/winpod/vm-{pod.sandbox}/memory.usage_in_bytes"
     used = int(group.read_text()) if group.exists() else 0
     beyond = used - stats.memory.working_set_bytes.value if used else 0
@@ -78,7 +78,7 @@ async def cold_boot(template: Template) -> tuple[float, float]:
     return kernel, line
 
 
-async def compare(servers: dict[str, Server], template: Template) -> None:
+async def compare(servers: dict[str, Server], kit: Kit, accelerator: Accelerator) -> None:
     lines: dict[str, list[float]] = {name: [] for name in (PROCESS, CLONE, COLD, KERNEL)}
     steps: list[dict[str, float]] = []
     beyond: list[int] = []
@@ -89,6 +89,8 @@ async def compare(servers: dict[str, Server], template: Template) -> None:
             await until_up(servers[name], client)
             stack.push_async_callback(remove_pods, client)
         await one_pod(servers[CLONE], clients[CLONE])  # which makes the template
+        (kept,) = (servers[CLONE].folder / "root/templates").glob("[!.]*")
+        template = Template(kept, kit, accelerator)
         for _ in range(ROUNDS):
             for name, server in servers.items():
                 line, parts, more = await one_pod(server, clients[name])
@@ -135,9 +137,8 @@ def main() -> None:
         guest = stack.enter_context(winpod(CLONE, base, 0, 2, folder / "guest"))
         guests(folder / "guest")
         guest.handler = HYPERVISOR.name
-        template = asyncio.run(make_template(root, base, kit, found.accelerator))
         print(f"{found.accelerator}; load of the machine: {os.getloadavg()[0]:.1f}")
-        asyncio.run(compare({PROCESS: process, CLONE: guest}, template))
+        asyncio.run(compare({PROCESS: process, CLONE: guest}, kit, found.accelerator))
         print(f"load of the machine now: {os.getloadavg()[0]:.1f}")
 
 

@@ -32,8 +32,7 @@ OWN = 128 * MIB
 """What the guest's kernel needs beside its containers."""
 _BLOCK = 128 * MIB
 _ON_DEMAND = "more-memory"
-_LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-_LARGE_PAGE = 2 * MIB
+_PIECE = 2 * MIB
 _TAKE_SECONDS = 20.0
 
 
@@ -152,7 +151,7 @@ class Sizing:
                 await self._add_reserved(qmp, after - before)
                 return
             path = f"/machine/peripheral/{_ON_DEMAND}"
-            wanted = -(-max(after - MEMORY, 0) // _LARGE_PAGE) * _LARGE_PAGE
+            wanted = -(-max(after - MEMORY, 0) // _PIECE) * _PIECE
             await qmp.do("qom-set", path=path, property="requested-size", value=wanted)
             await _until_taken(qmp, wanted)
 
@@ -170,9 +169,8 @@ class Sizing:
             raise MachineFailed("memory that was reserved for it stays reserved until it ends")
         size = -(-more // _BLOCK) * _BLOCK
         name = f"module{len(await _plugged(qmp))}"
-        pages = {"hugetlb": True} if _large_pages() >= size else {}
         memory = {"qom-type": "memory-backend-memfd", "id": name, "size": size, "share": True}
-        await qmp.do("object-add", **memory, **pages, prealloc=True)
+        await qmp.do("object-add", **memory, prealloc=True)
         await qmp.do("device_add", driver="pc-dimm", id=f"dimm-{name}", memdev=name)
 
 
@@ -197,14 +195,6 @@ async def _until_taken(qmp: Qmp, wanted: int) -> None:
                 f"has {(MEMORY + has) >> 20} MiB: its programs use them"
             )
         await asyncio.sleep(0.05)
-
-
-def _large_pages() -> int:
-    """How many bytes the machine has ready in large pages."""
-    try:
-        return int(_LARGE_PAGES.read_text()) * _LARGE_PAGE
-    except OSError:
-        return 0
 
 
 def _numbers(ranges: str) -> Iterable[int]:
