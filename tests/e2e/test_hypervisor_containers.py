@@ -349,7 +349,7 @@ def test_a_port_is_forwarded_to_a_program_that_listens_on_localhost_only(pod: Po
     try:
         assert serving.stdout.readline().strip() == b"serving"
         assert b"18081" in forward.stdout.readline()
-        inside = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", "curl", "-s"]
+        inside = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", "curl", "-sS"]
         for path in ("a", "b"):
             got = subprocess.run(
                 [*inside, "--max-time", "60", f"http://127.0.0.1:18081/{path}"],
@@ -357,7 +357,7 @@ def test_a_port_is_forwarded_to_a_program_that_listens_on_localhost_only(pod: Po
                 text=True,
                 check=False,
             )
-            assert got.stdout == f"/{path} from Windows"
+            assert got.stdout == f"/{path} from Windows", got.stderr
     finally:
         for process in (forward, serving):
             process.kill()

@@ -4,6 +4,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -45,7 +46,11 @@ func serve(address string) {
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s from Windows", r.URL.Path)
 	})
-	fmt.Println("serving")
-	fmt.Println(http.ListenAndServe(address, nil))
+	listener, err := net.Listen("tcp", address)
+	if err == nil {
+		fmt.Println("serving")
+		err = http.Serve(listener, nil)
+	}
+	fmt.Println(err)
 	os.Exit(1)
 }
