@@ -21,12 +21,13 @@ from tests.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, windows_nod
 
 from benchmarks.nodes import at_once
 from winpod.cluster.admission.looking_up import Found
+from winpod.cluster.custom_resources import Metadata
 from winpod.cluster.settings import Settings
 from winpod.cluster.upgrade.asked import read_asked
 from winpod.cluster.upgrade.controller import Upgrades
 from winpod.cluster.upgrade.objects import MERGE
 from winpod.cluster.upgrade.progress import expected_size, planned_status
-from winpod.cluster.upgrade.resource import CRD, UPGRADES, Metadata, WindowsUpgrade
+from winpod.cluster.upgrade.resource import CRD, UPGRADES, WindowsUpgrade
 from winpod.cluster.upgrade.survey import Survey
 from winpod.node.access import read_kubeconfig
 from winpod.node.api import ApiServer

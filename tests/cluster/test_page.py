@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from winpod.cluster.admission.deciding import Fate
+from winpod.cluster.custom_resources import Metadata
 from winpod.cluster.page.gates import LoopbackGate
 from winpod.cluster.page.state import (
     MOST_NAMES,
@@ -21,7 +22,6 @@ from winpod.cluster.page.state import (
 from winpod.cluster.pod_verdicts import PodVerdict
 from winpod.cluster.seen import SeenClass, SeenNode, SeenPod
 from winpod.cluster.upgrade.resource import (
-    Metadata,
     Status,
     StepRecord,
     WindowsUpgrade,

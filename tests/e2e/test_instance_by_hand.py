@@ -16,7 +16,8 @@ from tests.e2e.instance_fleet import READY, Fleet, payload
 from tests.e2e.instance_operator import deployment, ready
 from tests.e2e.node_process import eventually, found, is_ready, node, phase, windows_pod
 
-from winpod.instances.cluster.resource import API_VERSION, CRD, KIND, instances_path
+from winpod.cluster.custom_resources import API_VERSION
+from winpod.instances.cluster.resource import CRD, KIND, instances_path
 from winpod.instances.laptop.hosting_cluster import CORDONED
 
 

@@ -22,8 +22,9 @@ from tests.e2e.helm import (
 from tests.e2e.node_process import found
 
 from winpod import __version__
+from winpod.cluster.custom_resources import GROUP
 from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
-from winpod.cluster.upgrade.resource import GROUP, PLURAL
+from winpod.cluster.upgrade.resource import PLURAL
 
 CHOICES = {
     "defaults": (),

@@ -17,11 +17,12 @@ from winpod.cli.options import Kubeconfig, usual_kubeconfig
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.cli.upgrade_options import Wanted, wanting
 from winpod.cli.upgrade_progress import follow, until_gone
+from winpod.cluster.custom_resources import Metadata
 from winpod.cluster.upgrade.objects import MERGE
 from winpod.cluster.upgrade.plan import Plan
 from winpod.cluster.upgrade.progress import DONE, blockers, is_settled, planned_status
 from winpod.cluster.upgrade.report import to_json, to_markdown
-from winpod.cluster.upgrade.resource import UPGRADES, Metadata, Status, WindowsUpgrade
+from winpod.cluster.upgrade.resource import UPGRADES, Status, WindowsUpgrade
 from winpod.cluster.upgrade.survey import Survey, asking
 from winpod.images.source import ImageSources
 from winpod.node.access import read_kubeconfig
@@ -153,7 +154,7 @@ async def _is_under_way(kubeconfig: Path | None, name: str) -> bool:
         there = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
     if there is None or is_settled(there):
         return False
-    if there.is_being_deleted:
+    if there.is_leaving:
         raise Unavailable(
             f"the upgrade {name} is being deleted, and what it did is undone first.",
             "Apply again when `winpod upgrade status` knows it no longer.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from winpod.cluster.upgrade.resource import API_VERSION, KIND
+from winpod.cluster.custom_resources import API_VERSION
+from winpod.cluster.upgrade.resource import KIND
 from winpod.node.api import ApiServer
 from winpod.node.event_series import Event, Subject
 from winpod.node.event_telling import EventTelling

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from winpod.cluster.custom_resources import Metadata
 from winpod.cluster.upgrade.asked import read_asked
 from winpod.cluster.upgrade.moves import Fate, Move, Workload
 from winpod.cluster.upgrade.plan import Do, Plan, Step
@@ -31,7 +32,6 @@ from winpod.cluster.upgrade.report import to_json, to_markdown
 from winpod.cluster.upgrade.resource import (
     CRD,
     FINALIZER,
-    Metadata,
     NodeRecord,
     Status,
     StepRecord,

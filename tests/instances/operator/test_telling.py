@@ -4,11 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from winpod.cluster.custom_resources import Condition, Metadata
 from winpod.instances import errors
 from winpod.instances.cluster.resource import (
     KIND,
-    Condition,
-    Metadata,
     Spec,
     WindowsInstance,
 )

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from winpod.cluster.custom_resources import stamp
 from winpod.cluster.upgrade import progress
 from winpod.cluster.upgrade.asked import Asked, read_asked
 from winpod.cluster.upgrade.draining import LeftBehind, Unplanned
@@ -59,7 +60,7 @@ class Advancing:
         """Whether there may be more to do at once."""
         status = upgrade.status
         self._saved = msgspec.json.encode(status)
-        if progress.is_settled(upgrade) or (upgrade.is_being_deleted and not status.started_at):
+        if progress.is_settled(upgrade) or (upgrade.is_leaving and not status.started_at):
             return await self._let_go(upgrade)
         try:
             asked = read_asked(upgrade.spec)
@@ -67,10 +68,10 @@ class Advancing:
             status.failure = str(error)
             return await self._settle(upgrade, progress.UNDONE, str(error))
         steps = Steps(self._api, self._survey, asked, upgrade.name)
-        if status.started_at and not upgrade.is_held and not upgrade.is_being_deleted:
+        if status.started_at and not upgrade.is_held and not upgrade.is_leaving:
             await self._hold(upgrade)
         if status.phase != progress.UNDOING and progress.is_to_go_back(upgrade):
-            why = "since it is being deleted" if upgrade.is_being_deleted else "as asked"
+            why = "since it is being deleted" if upgrade.is_leaving else "as asked"
             status.phase = progress.UNDOING
             return await self._save(upgrade, f"what was done is taken back, {why}")
         if status.phase == progress.UNDOING:
@@ -280,7 +281,7 @@ class Advancing:
         return self._clock().astimezone(UTC) > began + timedelta(seconds=patience)
 
     def _stamp(self) -> str:
-        return progress.stamp(self._clock())
+        return stamp(self._clock())
 
 
 async def _all(works: Iterable[Awaitable[_T]]) -> list[_T]:

@@ -7,10 +7,10 @@ from datetime import datetime
 
 import msgspec
 
+from winpod.cluster.custom_resources import Condition, condition
 from winpod.cluster.upgrade.moves import Fate, Move
 from winpod.cluster.upgrade.plan import Do, Plan, Step
 from winpod.cluster.upgrade.resource import (
-    Condition,
     NodeRecord,
     Status,
     StepRecord,
@@ -106,12 +106,12 @@ def is_settled(upgrade: WindowsUpgrade) -> bool:
 
 def is_to_go_back(upgrade: WindowsUpgrade) -> bool:
     """Who deletes one that is under way wants what it did undone; one that is done is history."""
-    return upgrade.is_to_be_undone or upgrade.is_being_deleted
+    return upgrade.is_to_be_undone or upgrade.is_leaving
 
 
 def is_over(upgrade: WindowsUpgrade) -> bool:
     """And nothing of it keeps it from being deleted."""
-    return not upgrade.is_held and (is_settled(upgrade) or upgrade.is_being_deleted)
+    return not upgrade.is_held and (is_settled(upgrade) or upgrade.is_leaving)
 
 
 def next_steps(status: Status) -> list[StepRecord]:
@@ -191,14 +191,7 @@ def node_states(status: Status) -> list[NodeRecord]:
 
 def with_conditions(status: Status, now: datetime) -> list[Condition]:
     """Each with the time since when it is so."""
-    known = {condition.type: condition for condition in status.conditions}
-    found = []
-    for kind, holds, reason, message in _conditions(status):
-        truth = "True" if holds else "False"
-        before = known.get(kind)
-        since = before.last_transition_time if before and before.status == truth else stamp(now)
-        found.append(Condition(kind, truth, reason, message, since))
-    return found
+    return [condition(status.conditions, *said, now) for said in _conditions(status)]
 
 
 def _conditions(status: Status) -> Iterable[tuple[str, bool, str, str]]:
@@ -237,7 +230,3 @@ def some(told: Sequence[str], between: str = ", ") -> str:
     """The first of many, and how many more there are."""
     more = len(told) - _MOST_TOLD
     return between.join(told[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
-
-
-def stamp(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

@@ -12,20 +12,24 @@ from typing import Any
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
+from winpod.cluster.custom_resources import (
+    API_VERSION,
+    CONDITIONS,
+    FLAG,
+    GROUP,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Condition,
+    CustomResource,
+    definition,
+    objects,
+)
 from winpod.cluster.upgrade.asked import OldNodes, Way
 
-GROUP, VERSION, KIND, PLURAL = "winpod.dev", "v1alpha1", "WindowsUpgrade", "windowsupgrades"
-API_VERSION = f"{GROUP}/{VERSION}"
+KIND, PLURAL = "WindowsUpgrade", "windowsupgrades"
 UPGRADES = f"/apis/{API_VERSION}/{PLURAL}"
 FINALIZER = f"{GROUP}/undo"
-
-
-class Condition(DictMixin, rename="camel"):
-    type: str
-    status: str
-    reason: str
-    message: str
-    last_transition_time: str
 
 
 class StepRecord(DictMixin, rename="camel", omit_defaults=True):
@@ -78,34 +82,15 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
     ready: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Metadata(DictMixin, rename="camel", omit_defaults=True):
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
-    finalizers: list[str] = msgspec.field(default_factory=list)
-
-
-class WindowsUpgrade(DictMixin, rename="camel", omit_defaults=False):
-    metadata: Metadata
+class WindowsUpgrade(CustomResource):
     spec: dict[str, Any]
     status: Status = msgspec.field(default_factory=Status)
     api_version: str = API_VERSION
     kind: str = KIND
 
     @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
     def is_to_be_undone(self) -> bool:
         return bool(self.spec.get("undo"))
-
-    @property
-    def is_being_deleted(self) -> bool:
-        return bool(self.metadata.deletion_timestamp)
 
     @property
     def is_held(self) -> bool:
@@ -121,15 +106,7 @@ def _flag(description: str) -> dict[str, Any]:
     return {"type": "boolean", "default": False, "description": description}
 
 
-def _objects(required: list[str], **properties: Any) -> dict[str, Any]:
-    item = {"type": "object", "required": required, "properties": properties}
-    return {"type": "array", "items": item}
-
-
 _ANY = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
-_TEXTS = {"type": "array", "items": _TEXT}
-
 _SPEC = {
     "type": "object",
     "required": ["from", "to"],
@@ -167,72 +144,40 @@ _SPEC = {
 _STATUS = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(("phase", "message", "failure", "startedAt", "finishedAt"), _TEXT),
-        "observedGeneration": _NUMBER,
-        "notes": _TEXTS,
-        "conditions": _objects(
-            ["type", "status"],
-            **dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), _TEXT),
-        ),
-        "steps": _objects(
+        **dict.fromkeys(("phase", "message", "failure", "startedAt", "finishedAt"), TEXT),
+        "observedGeneration": NUMBER,
+        "notes": TEXTS,
+        "conditions": CONDITIONS,
+        "steps": objects(
             ["do"],
-            **dict.fromkeys(("do", "target", "state", "message", "startedAt", "finishedAt"), _TEXT),
+            **dict.fromkeys(("do", "target", "state", "message", "startedAt", "finishedAt"), TEXT),
             before=_ANY,
             after=_ANY,
         ),
-        "nodes": _objects(["name"], **dict.fromkeys(("name", "role", "state"), _TEXT)),
-        "workloads": _objects(
+        "nodes": objects(["name"], **dict.fromkeys(("name", "role", "state"), TEXT)),
+        "workloads": objects(
             ["kind", "namespace", "name"],
-            **dict.fromkeys(("kind", "namespace", "name", "fate", "change"), _TEXT),
-            pods=_NUMBER,
-            stays={"type": "boolean"},
-            reasons=_TEXTS,
+            **dict.fromkeys(("kind", "namespace", "name", "fate", "change"), TEXT),
+            pods=NUMBER,
+            stays=FLAG,
+            reasons=TEXTS,
         ),
-        "ready": {"type": "object", "additionalProperties": _NUMBER},
+        "ready": {"type": "object", "additionalProperties": NUMBER},
     },
 }
 
-
-def _column(name: str, path: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "type": "string", "jsonPath": path, **more}
-
-
-CRD: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": f"{PLURAL}.{GROUP}"},
-    "spec": {
-        "group": GROUP,
-        "scope": "Cluster",
-        "names": {
-            "kind": KIND,
-            "listKind": f"{KIND}List",
-            "plural": PLURAL,
-            "singular": KIND.lower(),
-            "shortNames": ["wu"],
-        },
-        "versions": [
-            {
-                "name": VERSION,
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "additionalPrinterColumns": [
-                    _column("From", ".spec.from"),
-                    _column("To", ".spec.to"),
-                    _column("Way", ".spec.way"),
-                    _column("Phase", ".status.phase"),
-                    _column("Message", ".status.message"),
-                    {**_column("Age", ".metadata.creationTimestamp"), "type": "date"},
-                ],
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "required": ["spec"],
-                        "properties": {"spec": _SPEC, "status": _STATUS},
-                    }
-                },
-            }
-        ],
+CRD = definition(
+    KIND,
+    "Cluster",
+    plural=PLURAL,
+    short="wu",
+    columns={
+        "From": ".spec.from",
+        "To": ".spec.to",
+        "Way": ".spec.way",
+        "Phase": ".status.phase",
+        "Message": ".status.message",
     },
-}
+    spec=_SPEC,
+    status=_STATUS,
+)

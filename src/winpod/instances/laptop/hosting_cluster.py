@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from lightkube.models import certificates_v1 as certificates
 
-from winpod.cluster.upgrade.progress import stamp
+from winpod.cluster.custom_resources import API_VERSION, stamp
 from winpod.instances.cluster.approval import REQUESTS, approve, request_of
 from winpod.instances.cluster.cluster_place import ClusterPlace, find_cluster
 from winpod.instances.cluster.inputs import is_address
 from winpod.instances.cluster.nodes import NODES, NodeObject, Nodes
-from winpod.instances.cluster.resource import API_VERSION, PLURAL, WindowsInstance
+from winpod.instances.cluster.resource import PLURAL, WindowsInstance
 from winpod.instances.cluster.signing import BOOTSTRAP_GROUP, Known, judge
 from winpod.instances.cluster.tokens import Tokens
 from winpod.instances.errors import InstanceUnfit

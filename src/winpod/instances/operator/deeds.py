@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from winpod.cluster.upgrade.progress import stamp
+from winpod.cluster.custom_resources import stamp
 from winpod.instances.cluster.nodes import is_ready
 from winpod.instances.cluster.resource import Status, WindowsInstance
 from winpod.instances.cluster.tokens import with_token

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from winpod.cluster.custom_resources import Metadata
 from winpod.instances.cluster.inputs import Asked
 from winpod.instances.cluster.resource import (
     FINALIZER,
-    Metadata,
     Spec,
     Status,
     WindowsInstance,

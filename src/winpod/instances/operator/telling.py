@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 
-from winpod.cluster.upgrade.progress import stamp
+from winpod.cluster.custom_resources import API_VERSION, Condition, condition
 from winpod.instances import errors
 from winpod.instances.cluster.inputs import INSTANCES, BadEntry
-from winpod.instances.cluster.resource import API_VERSION, KIND, Condition, WindowsInstance
+from winpod.instances.cluster.resource import KIND, WindowsInstance
 from winpod.node.event_series import Event, Subject
 from winpod.windows.errors import WinpodError
 
@@ -67,11 +67,8 @@ def with_condition(
     message: str,
     now: datetime,
 ) -> list[Condition]:
-    """With the time since when it is so; None is that nobody knows."""
-    status = "Unknown" if holds is None else str(holds)
-    before = next((one for one in conditions if one.type == kind), None)
-    since = before.last_transition_time if before and before.status == status else stamp(now)
-    new = Condition(kind, status, reason, message, since)
+    """In place of what was said of that kind."""
+    new = condition(conditions, kind, holds, reason, message, now)
     return sorted((*(c for c in conditions if c.type != kind), new), key=lambda c: c.type)
 
 
