@@ -15,6 +15,7 @@ from lightkube.core.dictmixin import DictMixin
 from lightkube.models import coordination_v1 as coordination
 
 from winpod.cluster.evicting import evict
+from winpod.instances.cluster.objects import Address, Metadata
 from winpod.instances.rules.next_deed import NodeNow
 from winpod.node.api import ApiServer, Refused
 from winpod.windows.scheduling import ENDED_PHASES
@@ -24,21 +25,6 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _OVERLAY_SUBNET = "k8s.ovn.org/hybrid-overlay-node-subnet"
 _CORDON = "node.kubernetes.io/unschedulable"
 _MIRROR = "kubernetes.io/config.mirror"
-
-
-class _Owner(DictMixin):
-    kind: str = ""
-
-
-class _Metadata(DictMixin, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-    annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    owner_references: list[_Owner] = msgspec.field(default_factory=list)
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
 
 
 class _NodeSpec(DictMixin):
@@ -51,22 +37,18 @@ class _Condition(DictMixin):
     status: str = ""
 
 
-class _Address(DictMixin):
-    address: str = ""
-
-
 class _Info(DictMixin, rename="camel"):
     container_runtime_version: str = ""
 
 
 class _NodeStatus(DictMixin, rename="camel"):
     conditions: list[_Condition] = msgspec.field(default_factory=list)
-    addresses: list[_Address] = msgspec.field(default_factory=list)
+    addresses: list[Address] = msgspec.field(default_factory=list)
     node_info: _Info = msgspec.field(default_factory=_Info)
 
 
 class NodeObject(DictMixin):
-    metadata: _Metadata
+    metadata: Metadata
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
@@ -86,7 +68,7 @@ class _PodSpec(DictMixin):
 
 
 class PodObject(DictMixin):
-    metadata: _Metadata
+    metadata: Metadata
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 

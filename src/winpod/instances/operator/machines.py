@@ -9,36 +9,19 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.instances.cluster.inputs import Asked, is_address
+from winpod.instances.cluster.objects import Address, Metadata
 from winpod.node.api import ApiServer
 
 GROUP = "/apis/machine.openshift.io/v1beta1"
 SELECTOR = {"labelSelector": "machine.openshift.io/os-id=Windows"}
 
 
-class _Owner(DictMixin):
-    kind: str = ""
-    name: str = ""
-
-
-class _Metadata(DictMixin, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    deletion_timestamp: str = ""
-    owner_references: list[_Owner] = msgspec.field(default_factory=list)
-
-
-class _Address(DictMixin):
-    type: str = ""
-    address: str = ""
-
-
 class _Status(DictMixin):
-    addresses: list[_Address] = msgspec.field(default_factory=list)
+    addresses: list[Address] = msgspec.field(default_factory=list)
 
 
 class Machine(DictMixin):
-    metadata: _Metadata
+    metadata: Metadata
     status: _Status = msgspec.field(default_factory=_Status)
 
     @property
