@@ -41,8 +41,7 @@ class Drive:
         with ExitStack() as held:
             trees = []
             for folder in lower:
-                tree = mounts.clone(folder)
-                held.callback(os.close, tree)
+                tree = held.enter_context(mounts.cloned(folder))
                 mounts.restrict(tree, owners=self._users)
                 trees.append(tree)
             mounts.mount_overlay(trees, disk, place)
@@ -113,12 +112,9 @@ class Drive:
         if self._apart:
             target = self._beside(root, target, is_file=is_file)
         try:
-            tree = mounts.clone(source)
-            try:
+            with mounts.cloned(source) as tree:
                 mounts.restrict(tree, readonly=readonly, owners=owners)
                 mounts.attach(tree, target)
-            finally:
-                os.close(tree)
         finally:
             os.close(target)
 
@@ -135,13 +131,11 @@ class Drive:
         """Not all file systems can change their owners; there files belong to whom they do."""
         if self._users is None:
             return None
-        tree = mounts.clone(source)
-        try:
-            mounts.restrict(tree, owners=self._users)
-        except OSError:
-            return None
-        finally:
-            os.close(tree)
+        with mounts.cloned(source) as tree:
+            try:
+                mounts.restrict(tree, owners=self._users)
+            except OSError:
+                return None
         return self._users
 
     def make_directory(self, path: str, owner: int) -> None:
@@ -178,11 +172,8 @@ class Drive:
 
     def slide_into(self, pid: int, path: str) -> None:
         """Into a running container, over the C: that it had; here it is not needed any longer."""
-        tree = mounts.clone(self._place)
-        try:
+        with mounts.cloned(self._place) as tree:
             mounts.attach_inside(tree, pid, path)
-        finally:
-            os.close(tree)
         mounts.unmount(self._place)
 
 

@@ -40,11 +40,8 @@ def _try_owners(pid: int, folder: Path) -> None:
         Path(f"/proc/{pid}/{kind}_map").write_text(f"0 {_SOME_ID} {_MANY}\n")
     users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        tree = mounts.clone(folder)
-        try:
+        with mounts.cloned(folder) as tree:
             mounts.restrict(tree, owners=users)
-        finally:
-            os.close(tree)
     finally:
         os.close(users)
 

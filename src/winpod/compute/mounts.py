@@ -28,10 +28,15 @@ _CLONE_FS, _NEW_MOUNTS = 0x200, 0x20000
 _DETACH = 2
 
 
-def clone(path: Path | str) -> int:
+@contextmanager
+def cloned(path: Path | str) -> Iterator[int]:
     """A copy of the mounts at a path, apart from everything."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-    return _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
+    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
+    try:
+        yield tree
+    finally:
+        os.close(tree)
 
 
 def restrict(tree: int, *, readonly: bool = False, owners: int | None = None) -> None:
@@ -51,6 +56,14 @@ def _set(tree: int, flags: int, owners: int) -> None:
 def attach(tree: int, target: int) -> None:
     """Put a tree on an open place."""
     _call(_MOVE_MOUNT, tree, b"", target, b"", _FROM_EMPTY | _TO_EMPTY)
+
+
+def attach_at(tree: int, path: Path) -> None:
+    target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        attach(tree, target)
+    finally:
+        os.close(target)
 
 
 def attach_inside(tree: int, pid: int, path: str) -> None:

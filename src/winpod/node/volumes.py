@@ -303,15 +303,8 @@ def _mount_at(source: int, place: Path) -> None:
         place.mkdir(exist_ok=True)
     else:
         place.touch()
-    tree = mounts.clone(origin)
-    try:
-        target = os.open(place, os.O_PATH | os.O_CLOEXEC)
-        try:
-            mounts.attach(tree, target)
-        finally:
-            os.close(target)
-    finally:
-        os.close(tree)
+    with mounts.cloned(origin) as tree:
+        mounts.attach_at(tree, place)
 
 
 def _discard(folder: Path) -> None:

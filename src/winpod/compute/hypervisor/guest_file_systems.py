@@ -163,16 +163,9 @@ def _show(kit: Kit, machine: Path) -> Kit:
     place = machine / "volumes/kit"
     place.mkdir(exist_ok=True)
     if not any(place.iterdir()):
-        tree = mounts.clone(kit.path)
-        try:
+        with mounts.cloned(kit.path) as tree:
             mounts.restrict(tree, readonly=True)
-            target = os.open(place, os.O_PATH | os.O_CLOEXEC)
-            try:
-                mounts.attach(tree, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(tree)
+            mounts.attach_at(tree, place)
     return kit.seen_at("/volumes/kit")
 
 
