@@ -39,6 +39,7 @@ BOOT_SECONDS = 240.0
 _BUILDING = ".building-"
 _REVISION = 1
 _MOST_PROCESSORS = 16
+_SHOWN = 500
 _log = logging.getLogger(__name__)
 
 
@@ -157,7 +158,8 @@ async def _boot_and_keep(template: Template) -> None:
     except MachineFailed:
         raise
     except Exception as error:
-        raise MachineFailed(f"it could not be booted: {error}") from error
+        said = f"{error} {_last_words(template.path)}".rstrip(". ")
+        raise MachineFailed(f"it could not be booted: {said}") from error
 
 
 @asynccontextmanager
@@ -173,7 +175,7 @@ async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
         )
     guest = Guest(folder / CONTROL)
     try:
-        await guest.until_up(BOOT_SECONDS)
+        await _until_up(guest, process, folder)
         yield guest
     finally:
         guest.close()
@@ -182,6 +184,29 @@ async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
         await process.wait()
         for name in ("qmp", CONTROL, WARM, "agent.sock"):
             (folder / name).unlink(missing_ok=True)
+
+
+async def _until_up(guest: Guest, process: asyncio.subprocess.Process, folder: Path) -> None:
+    """Nobody waits for the guest of a QEMU that has ended."""
+    up = asyncio.ensure_future(guest.until_up(BOOT_SECONDS))
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait((up, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not up.done():
+            said = _last_words(folder) or "it said nothing"
+            raise MachineFailed(f"QEMU ended with {ended.result()}: {said}")
+        up.result()
+    finally:
+        for task in (up, ended):
+            task.cancel()
+        await asyncio.wait((up, ended))
+
+
+def _last_words(folder: Path) -> str:
+    """Of QEMU, else of the guest's kernel."""
+    logs = (folder / name for name in ("qemu.log", "console"))
+    said = (log.read_text(errors="replace").strip() for log in logs if log.exists())
+    return next(filter(None, said), "")[-_SHOWN:].strip()
 
 
 async def begin_shell(guest: Guest) -> None:
