@@ -1,53 +1,21 @@
-"""An operator's part for instances in the process of a test, which dies at a write of its own.
-
-Each write reaches the API server, and after it nothing of that operator reaches anybody.
-"""
+"""An operator's part for instances in the process of a test, which dies at a write of its own."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.dying_server import DyingServer
 from tests.e2e.operator_process import NAMESPACE, own_kubeconfig
 
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.operator import Place, Shared
 from winpod.instances.operator.part import instances_part
-from winpod.node.access import Access, read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.node.access import read_kubeconfig
 
 _PATIENCE = 90.0
-
-
-class DyingServer(ApiServer):
-    def __init__(self, access: Access, writes: int) -> None:
-        super().__init__(access)
-        self.died = asyncio.Event()
-        self._writes_left = writes
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content: str = "application/json",
-    ) -> bytes:
-        await self._alive()
-        answer = await super().request(method, path, body, params=params, content=content)
-        if method != "GET":
-            self._writes_left -= 1
-            if self._writes_left == 0:
-                self.died.set()
-        await self._alive()
-        return answer
-
-    async def _alive(self) -> None:
-        if self.died.is_set():
-            await asyncio.Future()
 
 
 def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) -> int:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.helm import objects, rendered
 from tests.e2e.instance_fleet import Fleet, Instance, config_map, key_secret
@@ -18,9 +19,10 @@ APPS = "/apis/apps/v1/namespaces/shop/deployments"
 SETTINGS = "instances: {joinSeconds: 60, drainSeconds: 60}\n"
 
 
-@contextmanager
-def plane_for_instances(directory: Path) -> Iterator[ControlPlane]:
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """With the rights that the chart gives, and what instances join by."""
+    directory = tmp_path_factory.mktemp("plane")
     with ControlPlane(directory) as running:
         running.create_namespace("shop")
         running.create_namespace("machines")
@@ -43,10 +45,10 @@ def plane_for_instances(directory: Path) -> Iterator[ControlPlane]:
         yield running
 
 
-@contextmanager
-def fleet_of(plane: ControlPlane, folder: Path) -> Iterator[Fleet]:
+@pytest.fixture
+def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
     """Hosts, and an operator's key and settings; nothing of it is in the cluster afterwards."""
-    made = Fleet(folder)
+    made = Fleet(tmp_path / "fleet")
     with made.running():
         plane.apply(key_secret(NAMESPACE, made.key))
         configure(plane, SETTINGS)

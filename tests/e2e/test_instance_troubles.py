@@ -4,11 +4,9 @@ The control plane, the operator and SSH are real; instances are stand-ins that a
 """
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
 from tests.e2e.instance_operator import (
@@ -16,12 +14,12 @@ from tests.e2e.instance_operator import (
     Watching,
     ask_for,
     deployment,
-    fleet_of,
+    fleet,
     in_time,
     is_at,
     is_phase,
     operator,
-    plane_for_instances,
+    plane,
     ready,
     reasons,
     says,
@@ -30,17 +28,7 @@ from tests.e2e.instance_operator import (
 from tests.e2e.node_process import condition, events_of, found, node
 from tests.e2e.operator_process import NAMESPACE, configure
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
-        yield running
-
-
-@pytest.fixture
-def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_of(plane, tmp_path / "fleet") as running:
-        yield running
+__all__ = ["fleet", "plane"]
 
 
 def test_a_key_that_is_missing_and_a_payload_that_is_damaged_are_told_of_every_instance(

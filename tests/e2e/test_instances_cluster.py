@@ -7,7 +7,6 @@ and their kubelets are played by winpod's node agent.
 import base64
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from tests.e2e.instance_operator import (
     Watching,
     ask_for,
     deployment,
-    fleet_of,
+    fleet,
     is_at,
     is_phase,
     operator,
-    plane_for_instances,
+    plane,
     ready,
     reasons,
     says,
@@ -41,19 +40,9 @@ from tests.instances.ssh_server import AUTHORIZED
 from winpod.instances.remote.keys import public_line
 from winpod.node.certificates import Key, Subject
 
+__all__ = ["fleet", "plane"]
+
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
-        yield running
-
-
-@pytest.fixture
-def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_of(plane, tmp_path / "fleet") as running:
-        yield running
 
 
 def test_entries_of_a_config_map_become_nodes_each_on_its_own(

@@ -19,7 +19,7 @@ from tests.e2e.instance_operator import (
     is_at,
     is_phase,
     operator,
-    plane_for_instances,
+    plane,
     reasons,
     says,
     status,
@@ -35,6 +35,8 @@ from tests.e2e.windows_host.payload import lay_programs, replace_payload
 from winpod.images.base import Base
 from winpod.instances.software.payload import make_payload
 
+__all__ = ["plane"]
+
 FEATURES = {"win-x": FRESH, "win-y": READY, "win-z": READY}
 KILLS = (r"put the file C:\k\bin\containerd.exe", "start the service containerd")
 SETTINGS = "instances: {joinSeconds: 120, drainSeconds: 60}\n"
@@ -43,16 +45,10 @@ PATIENCE = 300.0
 Hosts = dict[str, WindowsHost]
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with plane_for_instances(tmp_path_factory.mktemp("plane")) as running:
-        configure(running, SETTINGS)
-        yield running
-
-
 @pytest.fixture
 def hosts(plane: ControlPlane, base: Base, tmp_path: Path) -> Iterator[Hosts]:
     """By their addresses, with one key for all; each becomes the node of its name."""
+    configure(plane, SETTINGS)
     key = make_key(tmp_path / "key")
     with ExitStack() as running:
         found = {}

@@ -40,14 +40,13 @@ from tests.e2e.objects import (
 )
 from tests.e2e.operator_process import NAMESPACE as SYSTEM
 from tests.e2e.operator_process import OperatorProcess, ask_about_pods, classes
-from tests.e2e.upgrade_kills import DyingServer, upgrade_until
+from tests.e2e.upgrade_kills import upgrade_until
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cluster.seen import RETIRING
 from winpod.cluster.upgrade.asked import Way
 from winpod.cluster.upgrade.resource import CRD, UPGRADES
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.node.access import Access, read_kubeconfig
 from winpod.windows.objects import RuntimeClass
 
 __all__ = ["basic_registry", "home", "registry"]
@@ -437,19 +436,18 @@ def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
     writes, is_through = 1, False
     while not is_through:
         ask(plane, way=str(way), oldNodes="mark", leaveBehind=True)
-        dying = DyingServer(access, writes)
-        is_through = asyncio.run(upgrade_until(dying, NAME, "Done"))
-        asyncio.run(upgrade_until(ApiServer(access), NAME, "Done"))
+        is_through = asyncio.run(upgrade_until(access, NAME, "Done", writes))
+        asyncio.run(upgrade_until(access, NAME, "Done"))
         after = after or all_that_an_upgrade_changes(plane)
         assert all_that_an_upgrade_changes(plane) == after != before, writes
         ask(plane, way=str(way), oldNodes="mark", leaveBehind=True, undo=True)
-        asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "Undone"))
-        asyncio.run(upgrade_until(ApiServer(access), NAME, "Undone"))
+        asyncio.run(upgrade_until(access, NAME, "Undone", writes))
+        asyncio.run(upgrade_until(access, NAME, "Undone"))
         assert all_that_an_upgrade_changes(plane) == before, writes
         plane.request("DELETE", UPGRADE)
         writes += 2 if way is Way.NEW_CLASS else 4
     ask(plane, way=str(way), oldNodes="remove", leaveBehind=True)
-    asyncio.run(upgrade_until(ApiServer(access), NAME, "Done"))
+    asyncio.run(upgrade_until(access, NAME, "Done"))
     assert (node(plane, "old-a"), bool(node(plane, "new-a"))) == ({}, True)
     handlers = {one.name: one.handler for one in after[0]}
     expected = {Way.SAME_CLASS: GUEST}.get(way, PROCESS)
@@ -465,54 +463,54 @@ def test_one_that_is_deleted_under_way_goes_only_after_it_was_undone_whoever_die
     writes, is_done = 1, False
     while not is_done:
         ask(plane, leaveBehind=True)
-        asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "Done"))
+        asyncio.run(upgrade_until(access, NAME, "Done", writes))
         is_done, there = phase(plane) == "Done", all_that_an_upgrade_changes(plane)
         plane.request("DELETE", UPGRADE)
-        is_gone = asyncio.run(upgrade_until(DyingServer(access, writes), NAME, "gone"))
+        is_gone = asyncio.run(upgrade_until(access, NAME, "gone", writes))
         if not is_gone:
-            asyncio.run(upgrade_until(ApiServer(access), NAME, "gone"))
+            asyncio.run(upgrade_until(access, NAME, "gone"))
         left = there if is_done else before
         assert all_that_an_upgrade_changes(plane) == left, writes
         writes += 3
 
 
-def blocked_at_its_node(plane: ControlPlane) -> ApiServer:
+def blocked_at_its_node(plane: ControlPlane) -> Access:
     """By a pod that nobody would make again; then both are gone."""
     bare = f"/api/v1/namespaces/{NAMESPACE}/pods/bare"
     spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], "nodeName": "old-a"}
     plane.apply(pod("bare", NAMESPACE, spec))
     access = read_kubeconfig(plane.kubeconfig)
     ask(plane, oldNodes="remove")
-    asyncio.run(upgrade_until(ApiServer(access), NAME, "Blocked"))
+    asyncio.run(upgrade_until(access, NAME, "Blocked"))
     assert is_cordoned(plane, "old-a")
     now = {"gracePeriodSeconds": 0}
     plane.request("DELETE", bare, now)
     plane.request("DELETE", "/api/v1/nodes/old-a")
     eventually(lambda: not found(plane, bare))
-    return ApiServer(access)
+    return access
 
 
 @pytest.mark.usefixtures("bare_cluster")
 def test_a_machine_that_was_set_up_anew_under_its_name_is_left_alone(plane: ControlPlane) -> None:
-    api = blocked_at_its_node(plane)
+    access = blocked_at_its_node(plane)
     add_nodes(plane, windows_node("old-a", BUILD_2022))
-    asyncio.run(upgrade_until(api, NAME, "Done"))
+    asyncio.run(upgrade_until(access, NAME, "Done"))
     assert "left alone" in steps_of(plane, "drain")["old-a"]["message"]
     assert "runs 10.0.20348" in steps_of(plane, "remove-node")["old-a"]["message"]
     assert not is_cordoned(plane, "old-a")
     plane.kubectl("cordon", "old-a")
     ask(plane, oldNodes="remove", undo=True)
-    asyncio.run(upgrade_until(api, NAME, "Undone"))
+    asyncio.run(upgrade_until(access, NAME, "Undone"))
     assert "left alone" in steps_of(plane, "cordon")["old-a"]["message"]
     assert is_cordoned(plane, "old-a")
 
 
 @pytest.mark.usefixtures("bare_cluster")
 def test_an_old_node_that_comes_back_under_its_name_is_taken_in_anew(plane: ControlPlane) -> None:
-    api = blocked_at_its_node(plane)
+    access = blocked_at_its_node(plane)
     add_nodes(plane, windows_node("old-a", BUILD_2019))
     uid = node(plane, "old-a")["metadata"]["uid"]
-    asyncio.run(upgrade_until(api, NAME, "Done"))
+    asyncio.run(upgrade_until(access, NAME, "Done"))
     steps = [steps_of(plane, do)["old-a"] for do in ("cordon", "drain", "remove-node")]
     assert [step["before"]["uid"] for step in steps] == [uid] * 3
     assert [s["do"] for s in status(plane)["steps"]].count("cordon") == 2

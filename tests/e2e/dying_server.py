@@ -1,0 +1,40 @@
+"""An API server for who dies at a write of its own, as if killed there.
+
+Each write is made, and after the last one nothing of that process reaches anybody.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+from winpod.node.access import Access
+from winpod.node.api import ApiServer
+
+
+class DyingServer(ApiServer):
+    def __init__(self, access: Access, writes: float = math.inf) -> None:
+        super().__init__(access)
+        self.died = asyncio.Event()
+        self._writes_left = writes
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> bytes:
+        await self._alive()
+        answer = await super().request(method, path, body, params=params, content=content)
+        if method != "GET":
+            self._writes_left -= 1
+            if self._writes_left == 0:
+                self.died.set()
+        await self._alive()
+        return answer
+
+    async def _alive(self) -> None:
+        if self.died.is_set():
+            await asyncio.Future()
