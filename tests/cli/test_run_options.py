@@ -15,6 +15,7 @@ from winpod.cli.run_options import (
     check_name,
     describe_ports,
     hostname_for,
+    parse_annotation,
     parse_cpus,
     parse_env_file,
     parse_memory,
@@ -24,6 +25,7 @@ from winpod.cli.run_options import (
 )
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput
+from winpod.windows.guest_sizes import BACKED, MEMORY_MB
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,10 @@ def test_a_file_of_variables_has_comments() -> None:
         lambda: check_hostname("-box"),
         lambda: check_hostname("b" * 64),
         lambda: check_address("dns.example"),
+        lambda: parse_annotation("key"),
+        lambda: parse_annotation(f"{MEMORY_MB}=lots"),
+        lambda: parse_annotation(f"{MEMORY_MB}=-5"),
+        lambda: parse_annotation(f"{BACKED}=maybe"),
     ],
 )
 def test_what_makes_no_sense_is_refused(refused: Callable[[], object]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from winpod.compute.disk_sources import DISKS
 from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import InvalidInput
+from winpod.windows.guest_sizes import wrong_value
 from winpod.windows.quantities import parse_quantity
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}", re.ASCII)
@@ -43,6 +44,8 @@ def parse_annotation(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not key or not sign:
         raise InvalidInput(f'"{text}" is not an annotation.', "Write KEY=VALUE.")
+    if must_be := wrong_value(key, value):
+        raise InvalidInput(f'The annotation {key} is "{value}", and must be {must_be}.')
     return key, value
 
 

@@ -17,3 +17,12 @@ NUMBERS = (MEMORY_MB, PROCESSORS, LIMIT, WEIGHT, DISK_BYTES, DISK_OPERATIONS)
 OVERCOMMIT = f"{_TOPOLOGY}memory.allowovercommit"
 BACKED = f"{PREFIX}fullyphysicallybacked"
 FLAGS = (OVERCOMMIT, BACKED)
+
+
+def wrong_value(name: str, text: str) -> str:
+    """What a value must be that it is not; empty where it is fine, or nobody here reads it."""
+    if name in NUMBERS and not (text.isascii() and text.isdigit()):
+        return "a number"
+    if name in FLAGS and text not in ("true", "false"):
+        return "true or false"
+    return ""

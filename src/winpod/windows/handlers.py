@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from winpod.windows.builds import RELEASES, Build, Channel, parse_build
 from winpod.windows.errors import InvalidInput, NotFound
-from winpod.windows.guest_sizes import FLAGS, NUMBERS
+from winpod.windows.guest_sizes import FLAGS, NUMBERS, wrong_value
 from winpod.windows.isolation import Isolation
 from winpod.windows.reading import At, InvalidField, Pairs
 
@@ -109,10 +109,8 @@ def _read_sizes(table: At, isolation: Isolation) -> Pairs:
         raise InvalidField(table.path, "are for hypervisor isolation; processes have no size")
     table.allow(*NUMBERS, *FLAGS)
     for name, text in table.pairs():
-        if name in NUMBERS and not (text.isascii() and text.isdigit()):
-            raise InvalidField((*table.path, name), f'is "{text}", and must be a number')
-        if name in FLAGS and text not in ("true", "false"):
-            raise InvalidField((*table.path, name), f'is "{text}", and must be true or false')
+        if must_be := wrong_value(name, text):
+            raise InvalidField((*table.path, name), f'is "{text}", and must be {must_be}')
     return table.pairs()
 
 
