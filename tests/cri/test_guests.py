@@ -1,24 +1,18 @@
 """What a runtime whose pods may have microVMs advertises, refuses and tells."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cri.test_life import LoopbackNetworks, run_sandbox
+from tests.cri.test_life import Node, run_sandbox
 from winpod.compute.backend import SandboxAsked
 from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
-from winpod.cri.server import Parts, Server
-from winpod.cri.state import State
-from winpod.images.pull import Puller
-from winpod.images.store import Store
-from winpod.windows.builds import parse_build
 from winpod.windows.guest_sizes import BACKED, PROCESSORS
 from winpod.windows.handlers import HYPERVISOR, KNOWN
 from winpod.windows.isolation import Isolation
@@ -44,22 +38,9 @@ class GuestBackend(SimulatedBackend):
         return await super().make_sandbox(asked)
 
 
-@asynccontextmanager
-async def running(root: Path, backend: GuestBackend) -> AsyncIterator[Client]:
-    host, handlers = parse_build("2022"), KNOWN.configured(At(SIZED))
-    state = State(root / "state.db")
-    with Store(root / "images", host=host, handlers=handlers) as store:
-        async with Puller(store) as puller:
-            networks, found = LoopbackNetworks(), Accelerator.EMULATION
-            server = Server(Parts(state, store, puller, backend, networks, host, handlers, found))
-            await server.start(f"unix:{root}/cri.sock")
-            client = Client(f"unix:{root}/cri.sock")
-            try:
-                yield client
-            finally:
-                await client.close()
-                await server.stop()
-                state.close()
+def running(root: Path, backend: GuestBackend) -> AbstractAsyncContextManager[Client]:
+    handlers = KNOWN.configured(At(SIZED))
+    return Node(root, backend, handlers, Accelerator.EMULATION).running()
 
 
 async def told(client: Client) -> tuple[set[str], dict[str, Any]]:

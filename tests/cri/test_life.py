@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tests.cri.test_images import push
+from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
@@ -25,6 +26,7 @@ from winpod.network.configuration import DEFAULT_SUBNETS
 from winpod.network.simulated import SimulatedNetworks
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import WinpodError
+from winpod.windows.handlers import KNOWN, Handlers
 
 
 class LoopbackNetworks(SimulatedNetworks):
@@ -58,18 +60,27 @@ class LoopbackNetworks(SimulatedNetworks):
 class Node:
     """One runtime on a directory, that can be left as a kill would leave it, and started again."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        backend: SimulatedBackend | None = None,
+        handlers: Handlers = KNOWN,
+        accelerator: Accelerator | None = None,
+    ) -> None:
         self.root = root
         self.networks = LoopbackNetworks()
-        self.backend = SimulatedBackend()
+        self.backend = backend or SimulatedBackend()
+        self._guests = (handlers, accelerator)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Client]:
         host = parse_build("2022")
         state = State(self.root / "state.db")
-        with Store(self.root / "images", host=host) as store:
+        handlers, accelerator = self._guests
+        with Store(self.root / "images", host=host, handlers=handlers) as store:
             async with Puller(store) as puller:
-                server = Server(Parts(state, store, puller, self.backend, self.networks, host))
+                own = (self.backend, self.networks, host, handlers, accelerator)
+                server = Server(Parts(state, store, puller, *own))
                 target = f"unix:{self.root}/cri.sock"
                 await server.start(target)
                 client = Client(target)
