@@ -193,11 +193,11 @@ def _access(cluster: At, user: At, file: Path) -> Access:
 
 
 def _versions(files: Iterable[Path]) -> Versions:
-    """Others where a file was replaced; one that is not there has none."""
-    return tuple(_version(file) for file in files)
+    return tuple(file_version(file) for file in files)
 
 
-def _version(file: Path) -> tuple[int, int] | None:
+def file_version(file: Path) -> tuple[int, int] | None:
+    """Another where the file was replaced; one that is not there has none."""
     try:
         found = file.stat()
     except OSError:

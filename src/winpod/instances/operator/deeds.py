@@ -7,7 +7,8 @@ cordoned by us before it is. So whoever goes on after a kill knows what to take 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from winpod.cluster.custom_resources import stamp
@@ -22,6 +23,7 @@ from winpod.instances.operator.telling import Phase
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.remote import applying
 from winpod.instances.remote.holding import holding
+from winpod.instances.remote.ssh import Host
 from winpod.instances.rules.next_deed import Deed, Situation, disturbs_pods
 from winpod.instances.rules.stopping import runs_on_docker
 from winpod.windows.errors import WinpodError
@@ -167,18 +169,23 @@ class Deeds:
         await self._phase(case, phase, summary(steps))
         if any(step.target == BOOTSTRAP_KUBECONFIG for step in steps):
             await self._give_token(case)
-        pinned = PinnedKey(instance.status.host_key)
-        inputs = care.inputs
-        async with (
-            care.works,
-            reach(instance, inputs.keys, inputs.key_problem, pinned) as host,
-            holding(host),
-        ):
+        async with self._holding(instance) as host:
             state = await applying.apply(host, case.seen.desired, _follow(instance.name))
         self.beat = await care.nodes.beat(case.node) if was_node else ""
         care.tell(instance, "InstanceConfigured", f"all of version {state.version} is on it")
         await self._phase(case, Phase.JOINING, "its services run")
         return After(is_read_again=True)
+
+    @asynccontextmanager
+    async def _holding(self, instance: WindowsInstance) -> AsyncIterator[Host]:
+        """Nobody else changes it meanwhile."""
+        pinned, inputs = PinnedKey(instance.status.host_key), self._care.inputs
+        async with (
+            self._care.works,
+            reach(instance, inputs.keys, inputs.key_problem, pinned) as host,
+            holding(host),
+        ):
+            yield host
 
     async def _give_token(self, case: Case) -> None:
         """Whose it is, is known before anybody can use it."""
@@ -210,13 +217,7 @@ class Deeds:
         instance, care = case.instance, self._care
         await self._phase(case, Phase.REMOVING, summary(case.seen.steps))
         care.tell(instance, "InstanceRemoving", summary(case.seen.steps))
-        pinned = PinnedKey(instance.status.host_key)
-        inputs = care.inputs
-        async with (
-            care.works,
-            reach(instance, inputs.keys, inputs.key_problem, pinned) as host,
-            holding(host),
-        ):
+        async with self._holding(instance) as host:
             await applying.remove(host, case.seen.desired, _follow(instance.name))
         return After(is_read_again=True)
 

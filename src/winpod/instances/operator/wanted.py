@@ -19,6 +19,7 @@ from winpod.instances.rules.state import State
 from winpod.instances.software.blueprint import blueprint, everything_of_ours
 from winpod.instances.software.joining import Joining
 from winpod.instances.software.payload import LIST, Payload, read_payload
+from winpod.node.access import file_version
 from winpod.windows.errors import Unavailable, WinpodError
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Wanted:
 
     async def _look(self) -> None:
         before = (self._payload, self._place)
-        version = _version(self._directory / LIST)
+        version = file_version(self._directory / LIST)
         if version != self._version or isinstance(self._payload, WinpodError):
             self._payload = await asyncio.to_thread(_read, self._directory)
             self._version = version
@@ -91,14 +92,6 @@ def _read(directory: Path) -> Payload | WinpodError:
         return read_payload(directory)
     except WinpodError as error:
         return error
-
-
-def _version(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
 
 
 def _shown(found: tuple[Payload | WinpodError, ClusterPlace | WinpodError]) -> tuple[str, str]:
