@@ -14,6 +14,7 @@ import typer
 from winpod.cli.containers import remove_pod
 from winpod.cli.foreground import failures_as_docker_tells_them, in_foreground, shell_code
 from winpod.cli.options import Root
+from winpod.cli.run_guest import needs_emulation, tell_of_first_boot
 from winpod.cli.run_image import Isolation, PullPolicy, handler_for, obtain_image
 from winpod.cli.run_options import (
     check_address,
@@ -36,7 +37,7 @@ from winpod.cri.config import Config, read_config
 from winpod.cri.labels import PORTS_ANNOTATION, REMOVE_LABEL, RUN_LABEL, STDIO_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
-from winpod.cri.serving import log_directory, runtime_of
+from winpod.cri.serving import Wanted, log_directory, runtime_of
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput, WinpodError
 
@@ -190,13 +191,16 @@ def _read_env_file(file: Path) -> list[api.KeyValue]:
 
 
 async def _run(asked: _Asked, config: Config, host_named: bool) -> int:
-    async with runtime_of(config.root, config.host_build, insist=host_named) as found:
+    emulation = needs_emulation(asked.isolation, config)
+    wanted = Wanted(config.host_build, insist=host_named, emulation=emulation)
+    async with runtime_of(config.root, wanted) as found:
         config = replace(config, host_build=found.serving.build)
         await check_ports(found.client, asked.sandbox.port_mappings)
         handler = await handler_for(asked.image, asked.isolation, config)
         image = await obtain_image(asked.image, handler, asked.pull, config)
         asked.container.image.image = image.id
         asked.container.image.user_specified_image = asked.image
+        tell_of_first_boot(asked.isolation, config)
         return await _run_in(found.client, asked, handler.name)
 
 

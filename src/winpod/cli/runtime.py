@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from winpod.cli.options import Root
+from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.cri.config import read_config
 from winpod.cri.local import Place, assembled
 from winpod.cri.serving import Serving
@@ -84,7 +85,13 @@ def command(
 async def _serve(place: Place, idle_exit: float) -> None:
     settings = place.runtime
     addresses = [f"unix:{settings.socket}", *([settings.tcp] if settings.tcp else [])]
-    serving = Serving(str(settings.socket), str(place.host.base), os.getpid(), bool(idle_exit))
+    serving = Serving(
+        str(settings.socket),
+        str(place.host.base),
+        os.getpid(),
+        background=bool(idle_exit),
+        emulation=is_emulation_allowed(place.hypervisor.allow_emulation, os.environ),
+    )
     async with assembled(place) as server:
         await server.start(*addresses)
         serving.write(place.root)

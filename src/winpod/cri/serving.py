@@ -46,6 +46,8 @@ class Serving:
     host: str
     process: int
     background: bool
+    emulation: bool = False
+    """Whether it was let emulate processors, where there is no KVM."""
 
     def write(self, root: Path) -> None:
         file = _file(root)
@@ -85,31 +87,54 @@ class OtherHostBuild(WinpodError):
         )
 
 
+class NoEmulation(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"The runtime of {root} was started without leave to emulate, and runs containers.",
+            "End them first (winpod ps), or use another --root.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client needs of a runtime. One that somebody set up stays what it is: a client that
+    insists on its host build gets an error, and whether it emulates is its own affair."""
+
+    host: Build | None = None
+    insist: bool = False
+    emulation: bool = False
+
+    def is_met_by(self, serving: Serving) -> bool:
+        is_of_build = self.host is None or serving.build == self.host.base
+        if not serving.background:
+            return is_of_build or not self.insist
+        return is_of_build and (serving.emulation or not self.emulation)
+
+    def refusal(self, root: Path, serving: Serving) -> WinpodError:
+        if self.host and serving.build != self.host.base:
+            return OtherHostBuild(root, serving, self.host)
+        return NoEmulation(root)
+
+
+ANY = Wanted()
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     client: Client
     serving: Serving
 
-    def serves(self, host: Build | None, insist: bool) -> bool:
-        if host is None or self.serving.build == host.base:
-            return True
-        return not self.serving.background and not insist
-
 
 @asynccontextmanager
-async def runtime_of(
-    root: Path, host: Build | None = None, *, insist: bool = False
-) -> AsyncIterator[Found]:
-    """The runtime of this root, started if need be.
-
-    With a host build it is of that, except that a runtime which somebody set up stays what it is
-    unless the client insists.
-    """
+async def runtime_of(root: Path, wanted: Wanted = ANY) -> AsyncIterator[Found]:
+    """The runtime of this root, started if need be."""
     found = await _answering(root)
-    if found is None or not found.serves(host, insist):
+    if found is None or not wanted.is_met_by(found.serving):
         if found:
             await found.client.close()
-        found = await _started(root, host, insist)
+        found = await _started(root, wanted)
     try:
         yield found
     finally:
@@ -143,7 +168,7 @@ async def _until_ready(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _started(root: Path, host: Build | None, insist: bool) -> Found:
+async def _started(root: Path, wanted: Wanted) -> Found:
     try:
         own_directory(root).mkdir(parents=True, exist_ok=True)
         lock = await FileLock.wait_for(own_directory(root) / "starting")
@@ -155,22 +180,22 @@ async def _started(root: Path, host: Build | None, insist: bool) -> Found:
         ) from None
     try:
         found = await _answering(root)
-        if found and found.serves(host, insist):
+        if found and wanted.is_met_by(found.serving):
             return found
-        if found and host:
-            await _make_way(root, found, host)
-        return await _start(root, host)
+        if found:
+            await _make_way(root, found, wanted)
+        return await _start(root, wanted.host)
     finally:
         lock.release()
 
 
-async def _make_way(root: Path, found: Found, host: Build) -> None:
-    """End a runtime of the background that has nothing running, for one of another build."""
+async def _make_way(root: Path, found: Found, wanted: Wanted) -> None:
+    """End a runtime of the background that has nothing running, for another."""
     running = api.ContainerFilter(state=api.ContainerStateValue(state=api.CONTAINER_RUNNING))
     listed = await found.client.call("ListContainers", api.ListContainersRequest(filter=running))
     await found.client.close()
     if listed.containers or not found.serving.background:
-        raise OtherHostBuild(root, found.serving, host)
+        raise wanted.refusal(root, found.serving)
     try:
         os.kill(found.serving.process, signal.SIGTERM)
     except ProcessLookupError:

@@ -85,6 +85,12 @@ class Templates:
             return "there is no hypervisor kit: winpod base build --with-hypervisor."
         return ""
 
+    def is_made(self) -> bool:
+        """Whether a pod is cloned at once, and need not wait for a boot."""
+        kit = find_kit(self._root)
+        accelerator = self.found.accelerator
+        return kit is not None and place_of(self._root, self._base, kit, accelerator).exists()
+
     async def get(self) -> Template:
         async with self._turn:
             kit = find_kit(self._root)
@@ -111,11 +117,15 @@ def template_name(base: Base, kit: Kit, accelerator: Accelerator) -> str:
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
 
+def place_of(root: Path, base: Base, kit: Kit, accelerator: Accelerator) -> Path:
+    return root / "templates" / template_name(base, kit, accelerator)
+
+
 async def make_template(root: Path, base: Base, kit: Kit, accelerator: Accelerator) -> Template:
     """The one that is there, else made, which takes as long as a boot."""
-    folder = root / "templates"
+    final = Template(place_of(root, base, kit, accelerator), kit, accelerator)
+    folder = final.path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    final = Template(folder / template_name(base, kit, accelerator), kit, accelerator)
     lock = await asyncio.to_thread(FileLock.take, folder / ".lock")
     try:
         if not final.path.exists():
