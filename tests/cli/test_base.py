@@ -36,6 +36,20 @@ def test_a_base_is_shown_and_removed(tmp_path: Path, home: Path) -> None:
     assert [path.name for path in (tmp_path / "bases").iterdir()] == [".lock"]
 
 
+def test_what_pods_in_microvms_need_is_shown_and_goes_with_the_bases(
+    tmp_path: Path, home: Path
+) -> None:
+    save(tmp_path, "abcdef0123456789", size=223_000_000)
+    kit = tmp_path / "kits/0123456789abcdef"
+    kit.mkdir(parents=True)
+    (kit / "kit.json").write_text('{"revision": 2, "qemu": "10.0.13"}')
+    ran = winpod("base", "show", "--root", str(tmp_path), home=home)
+    assert "0123456789ab  QEMU 10.0.13  for pods in microVMs\n" in ran.out
+    ran = winpod("base", "rm", "--root", str(tmp_path), home=home)
+    assert ran.out.endswith("removed the hypervisor kit\n")
+    assert not kit.exists()
+
+
 def test_a_mirror_must_be_an_address(tmp_path: Path, home: Path) -> None:
     ran = winpod("base", "build", "--root", str(tmp_path), "--mirror", "debian", home=home)
     assert ran.code == 2

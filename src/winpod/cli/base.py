@@ -40,7 +40,7 @@ def build(
     with_hypervisor: Annotated[
         bool,
         typer.Option(
-            "--with-hypervisor", help="QEMU and a kernel for pods in microVMs too; 260 MB more."
+            "--with-hypervisor", help="QEMU and a kernel for pods in microVMs too; 250 MB more."
         ),
     ] = False,
     root: Root = None,
@@ -52,18 +52,21 @@ def build(
             _root(root), with_32bit=with_32bit, refresh=refresh, mirror=mirror, progress=show_step
         )
     if with_hypervisor:
-        kits.build_kit(_root(root), mirror, _say)
+        kits.build_kit(_root(root), mirror, _say, refresh=refresh)
     _print([base], output)
+    if with_hypervisor:
+        _print_kit(_root(root), output)
 
 
 @app.command("show")
 def show(root: Root = None, output: Output = Format.TEXT) -> None:
-    """Show the bases, the one that containers get first."""
+    """Show the bases, the one that containers get first, and what pods in microVMs need."""
     place = _root(root)
     found = bases.list_bases(place)
     if not found and output is Format.TEXT:
         raise NotFound(f"There is no base in {place}.", "Build one: winpod base build")
     _print(found, output)
+    _print_kit(place, output)
 
 
 @app.command("rm")
@@ -87,7 +90,7 @@ def remove(
 
 
 def _say(step: str) -> None:
-    print(f"{step} ...", file=sys.stderr, flush=True)
+    print(f"winpod: {step} ...", file=sys.stderr, flush=True)
 
 
 def _root(chosen: Path | None) -> Path:
@@ -99,7 +102,7 @@ def _step_shown() -> Iterator[bases.Progress]:
     """A bar on a terminal, a line for each step elsewhere; both on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda step: print(f"winpod: {step.name} ...", file=sys.stderr, flush=True)
+        yield lambda step: _say(step.name)
         return
     columns = (
         SpinnerColumn(),
@@ -128,6 +131,12 @@ def _print(found: list[Base], output: Format) -> None:
             f"{base.short_id}  Wine {base.wine}  {kind}  {human_size(base.size)}"
             f"  built {base.built:%Y-%m-%d %H:%M}{stale}"
         )
+
+
+def _print_kit(root: Path, output: Format) -> None:
+    kit = kits.find_kit(root)
+    if kit and output is Format.TEXT:
+        print(f"{kit.short_id}  QEMU {kit.qemu_version}  for pods in microVMs")
 
 
 def _as_json(base: Base) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from winpod.compute.errors import KitFailed
-from winpod.compute.hypervisor.kit import find_kit, refuse_old, remove_kits
+from winpod.compute.hypervisor.kit import find_kit, put_in_place, refuse_old, remove_kits
 
 
 @pytest.mark.parametrize("version", ["10.0.13", "10.0", "11.2.1"])
@@ -17,6 +17,17 @@ def test_qemu_from_10_on_is_taken(version: str) -> None:
 def test_an_older_one_is_refused_with_the_reason(version: str) -> None:
     with pytest.raises(KitFailed, match=f"QEMU {version}, in which guests with Wine crash"):
         refuse_old(version)
+
+
+def test_a_kit_takes_the_place_of_others_and_one_of_the_same_packages_stays(
+    tmp_path: Path,
+) -> None:
+    for name in (".lock", "old/tree", ".building-1/new", ".building-2"):
+        (tmp_path / name).mkdir(parents=True)
+    put_in_place(tmp_path / ".building-1", tmp_path / "kit")
+    put_in_place(tmp_path / ".building-2", tmp_path / "kit")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "kit"]
+    assert (tmp_path / "kit/new").exists()
 
 
 def test_what_is_removed_is_gone_with_what_was_made_of_it(tmp_path: Path) -> None:

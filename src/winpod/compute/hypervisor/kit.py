@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import tempfile
@@ -47,6 +48,7 @@ LOADED_LATER = ("ntfs3",)
 OLDEST = 10
 """Of QEMU."""
 _REVISION = 2
+_SHORT = 12
 _ALL_MODULES = (*MODULES, *LOADED_LATER)
 _BUILDING = ".building-"
 _RECORD = "kit.json"
@@ -64,6 +66,10 @@ class Kit:
     @property
     def id(self) -> str:
         return self.path.name
+
+    @property
+    def short_id(self) -> str:
+        return self.id[:_SHORT]
 
     @property
     def tree(self) -> Path:
@@ -112,16 +118,22 @@ def find_kit(root: Path) -> Kit | None:
 
 
 def build_kit(
-    root: Path, mirror: str = "", progress: Callable[[str], None] = lambda _: None
+    root: Path,
+    mirror: str = "",
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    refresh: bool = False,
 ) -> Kit:
-    """The one that is there, else built."""
+    """The one that is there, else built; `refresh` builds it anyway, and it takes the other's
+    place."""
     folder = root / "kits"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock.take(folder / ".lock")
     try:
         for left in folder.glob(f"{_BUILDING}*"):
             shutil.rmtree(left)
-        return find_kit(root) or _build(folder, mirror, progress)
+        existing = None if refresh else find_kit(root)
+        return existing or _build(folder, mirror, progress)
     finally:
         lock.release()
 
@@ -153,11 +165,23 @@ def _build(folder: Path, mirror: str, progress: Callable[[str], None]) -> Kit:
         (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
         work.chmod(0o755)
         final = work.with_name(digest)
-        work.rename(final)
+        put_in_place(work, final)
     except BaseException:
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
         raise
     return _read(final) or _unreadable(final)
+
+
+def put_in_place(work: Path, final: Path) -> None:
+    """One of the same packages stays; machines that were made of others have their files open."""
+    os.sync()
+    if final.exists():
+        shutil.rmtree(work)
+    else:
+        work.rename(final)
+    for other in final.parent.iterdir():
+        if other.name[0] != "." and other != final:
+            shutil.rmtree(other)
 
 
 def _read(path: Path) -> Kit | None:
