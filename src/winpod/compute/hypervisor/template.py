@@ -174,10 +174,11 @@ async def _boot_and_keep(template: Template) -> None:
 
 @asynccontextmanager
 async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
-    """A guest that is up, and has nothing in it yet; it ends with the context."""
+    """A guest that is up, and has nothing in it yet; it ends with the context, or this process."""
     machine = template.machine(folder / "memory")
     with (folder / "qemu.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
+            *("setpriv", "--pdeathsig", "KILL", "--"),
             *template.kit.qemu(*qemu_arguments(machine, waits=False)),
             cwd=folder,
             stdout=log,
