@@ -20,6 +20,7 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
+from tests.e2e.microvms import link_kit
 from tests.e2e.windows_programs import cache
 
 from benchmarks.cri_servers import GROUPS, Server, winpod
@@ -115,13 +116,6 @@ def report(medians: dict[str, float]) -> None:
     print(f"the clone less the bare kernel: {clone - medians[KERNEL]:+.2f} s", flush=True)
 
 
-def guests(folder: Path) -> None:
-    """The kit and the template of the cache, for a runtime of the benchmark's own."""
-    for shared in ("kits", "templates"):
-        (cache() / "root" / shared).mkdir(exist_ok=True)
-        (folder / "root" / shared).symlink_to(cache() / "root" / shared)
-
-
 def main() -> None:
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         sys.exit("it needs a network of its own: unshare --net python -m benchmarks.hypervisor")
@@ -135,7 +129,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="winpod-benchmark-")))
         process = stack.enter_context(winpod(PROCESS, base, 2, 1, folder / "process"))
         guest = stack.enter_context(winpod(CLONE, base, 0, 2, folder / "guest"))
-        guests(folder / "guest")
+        link_kit(folder / "guest/root")
         guest.handler = HYPERVISOR.name
         print(f"{found.accelerator}; load of the machine: {os.getloadavg()[0]:.1f}")
         asyncio.run(compare({PROCESS: process, CLONE: guest}, kit, found.accelerator))

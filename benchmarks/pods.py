@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, eventually, is_ready
+from tests.e2e.node_process import NodeProcess, is_ready
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import c_program, cache
 from tests.images.registries import docker_registry
 

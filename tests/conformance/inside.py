@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.images import write_mirrors
+from tests.e2e.microvms import link_kit
 from tests.e2e.windows_container import container
 from tests.e2e.windows_programs import cache
 from tests.images.registries import docker_registry
@@ -56,9 +57,7 @@ def main(work: Path, critest: Path, focus: str, handler: str) -> None:
 def _runtime(work: Path, base: Base) -> Iterator[None]:
     (work / "root/bases").mkdir(parents=True)
     (work / "root/bases" / base.id).symlink_to(base.path)
-    for shared in ("kits", "templates"):
-        (cache() / "root" / shared).mkdir(exist_ok=True)
-        (work / "root" / shared).symlink_to(cache() / "root" / shared)
+    link_kit(work / "root")
     command = [sys.executable, "-m", "winpod", "runtime", "--root", str(work / "root")]
     command += ["--socket", str(work / "winpod.sock"), "--tcp", ENDPOINT]
     environment = {**os.environ, ALLOW: "1", "HOME": str(work)}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import eventually
+from tests.e2e.waiting import eventually
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 TOKEN_ID, TOKEN_SECRET = "abc123", "0123456789abcdef"

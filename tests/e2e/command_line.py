@@ -5,15 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import pytest
+from tests.e2e.waiting import eventually
 
 from winpod.cri.serving import Serving, read_serving
 from winpod.images.base import Base
@@ -67,16 +67,21 @@ class Winpod:
         if found := read_serving(self.root):
             with suppress(ProcessLookupError):
                 os.kill(found.process, how)
-        with lock.open() as file:
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    time.sleep(0.05)
-                else:
-                    return
-        raise TimeoutError("the runtime does not end")
+        until_unlocked(lock)
+
+
+def until_unlocked(lock: Path) -> None:
+    """Until the process that had it has ended."""
+
+    def is_free(file: IO[str]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    with lock.open() as file:
+        eventually(lambda: is_free(file), within=30)
 
 
 @pytest.fixture

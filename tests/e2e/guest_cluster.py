@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
-from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.machines import Machine, machines
-from tests.e2e.node_process import NodeProcess, is_ready, node
+from tests.e2e.microvms import link_kit
+from tests.e2e.node_process import NodeProcess, is_ready, node, process_of_nodes
 from tests.e2e.objects import HYPERVISOR
 from tests.e2e.windows_cluster import WindowsCluster, remove_sandboxes
 from tests.e2e.windows_programs import cache
@@ -56,9 +55,7 @@ class GuestCluster(WindowsCluster):
         if HYPERVISOR in self.handlers("new"):
             return
         build_kit(cache() / "root")
-        for shared in ("kits", "templates"):
-            (cache() / "root" / shared).mkdir(exist_ok=True)
-            (self.directory / "root" / shared).symlink_to(cache() / "root" / shared)
+        link_kit(self.directory / "root")
         self.nodes[ALL].stop()
         start(self.nodes[ALL], emulation="1")
         self.until("handlers are told", lambda: HYPERVISOR in self.handlers("new"))
@@ -86,7 +83,11 @@ def guest_cluster(directory: Path, base: Base) -> Iterator[GuestCluster]:
             directory / "plane", network=made["control"].network, address=made["control"].address
         ) as plane,
     ):
-        process = _nodes(plane, made["control"], directory, base)
+        process = process_of_nodes(
+            *(plane, made["control"], directory, base, BUILDS),
+            "--osversion-labels",
+            settings=SIZES.read_text(),
+        )
         cluster = GuestCluster(
             plane, made, {ALL: process}, "", {}, made["control"], directory, registry
         )
@@ -110,31 +111,6 @@ def start(process: NodeProcess, *, emulation: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(ALLOW, emulation)
         process.start()
-
-
-def _nodes(plane: ControlPlane, machine: Machine, directory: Path, base: Base) -> NodeProcess:
-    nodes = [
-        {
-            "name": name,
-            "build": build,
-            "kubeconfig": str(plane.kubeconfig_for(f"system:node:{name}", "system:nodes")),
-        }
-        for name, build in BUILDS.items()
-    ]
-    (directory / "nodes.yaml").write_text(yaml.safe_dump({"nodes": nodes}))
-    settings = f"[runtime]\nwarm_shells = 0\n\n{SIZES.read_text()}"
-    (directory / "config.toml").write_text(settings)
-    (directory / "root").mkdir()
-    (directory / "root/bases").symlink_to(base.path.parent)
-    serving = plane.serving_certificate("nodes-serving", f"IP:{machine.address}")
-    return NodeProcess(
-        directory,
-        *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(directory / "nodes.yaml")),
-        *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
-        "--osversion-labels",
-        *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
-        before=(*machine.entering, "env", f"WINPOD_CONFIG={directory / 'config.toml'}"),
-    )
 
 
 def _push(cluster: GuestCluster) -> None:

@@ -9,8 +9,9 @@ import pytest
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.helm import objects, rendered
 from tests.e2e.instance_fleet import Fleet, Instance, config_map, key_secret
-from tests.e2e.node_process import events_of, eventually, found
+from tests.e2e.node_process import events_of, found
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
+from tests.e2e.waiting import eventually
 
 from winpod.instances.cluster.resource import CRD, instances_path
 

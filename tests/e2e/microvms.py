@@ -3,17 +3,22 @@
 The guests are emulated: these machines have no KVM of the processor's own.
 """
 
+import asyncio
 import json
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.command_line import Winpod, winpod_in
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import cache
 
 from winpod.compute.hypervisor.accelerator import ALLOW
 from winpod.compute.hypervisor.kit import build_kit
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import Client
 from winpod.images.base import Base
 
 WAITS = "echo up & ping -n 200 127.0.0.1 >nul"
@@ -26,17 +31,17 @@ def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Win
     os.environ[ALLOW] = "1"
     try:
         with winpod_in(folder, base) as command:
-            link_kit(command)
+            link_kit(command.root)
             yield command
     finally:
         del os.environ[ALLOW]
 
 
-def link_kit(winpod: Winpod) -> None:
+def link_kit(root: Path) -> None:
     """What all roots share: the kit, and the template that is made once."""
     for shared in ("kits", "templates"):
         (cache() / "root" / shared).mkdir(exist_ok=True)
-        (winpod.root / shared).symlink_to(cache() / "root" / shared)
+        (root / shared).symlink_to(cache() / "root" / shared)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +73,49 @@ def state(winpod: Winpod, name: str) -> str:
 
 
 def until_said(winpod: Winpod, name: str, word: str) -> None:
-    deadline = time.monotonic() + 90
-    while word not in winpod("logs", name).stdout:
-        assert time.monotonic() < deadline, winpod("logs", name)
-        time.sleep(0.3)
+    eventually(lambda: winpod("logs", name), lambda ran: word in ran.stdout, within=90)
+
+
+def call(winpod: Winpod, request: Any) -> Any:
+    """Of the CRI, whose calls and requests have the same names."""
+
+    async def ask() -> Any:
+        client = Client(f"unix:{winpod.serving().socket}")
+        try:
+            return await client.call(type(request).__name__.removesuffix("Request"), request)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def begin(
+    winpod: Winpod,
+    image: api.ImageSpec,
+    sandbox: str,
+    name: str,
+    command: Sequence[str],
+    **more: Any,
+) -> str:
+    """One more container of a pod, started."""
+    config = api.ContainerConfig(
+        metadata=api.ContainerMetadata(name=name),
+        image=image,
+        command=command,
+        log_path=f"{name}.log",
+        **more,
+    )
+    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
+    container = str(call(winpod, request).container_id)
+    call(winpod, api.StartContainerRequest(container_id=container))
+    return container
+
+
+def until_exited(winpod: Winpod, container: str, within: float) -> Any:
+    """Its status then."""
+    request = api.ContainerStatusRequest(container_id=container)
+    return eventually(
+        lambda: call(winpod, request).status,
+        lambda status: status.state == api.CONTAINER_EXITED,
+        within=within,
+    )

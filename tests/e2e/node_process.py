@@ -4,15 +4,18 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.controlplane.processes import ServerProcess
+from tests.e2e.machines import Machine
 from tests.e2e.objects import pods_path
+
+from winpod.images.base import Base
 
 WINPOD = (sys.executable, "-m", "winpod")
 ANYWHERE = [{"operator": "Exists"}]
@@ -58,6 +61,39 @@ class NodeProcess:
         self.stop()
 
 
+def process_of_nodes(
+    plane: ControlPlane,
+    machine: Machine,
+    directory: Path,
+    base: Base,
+    builds: Mapping[str, str],
+    *options: str,
+    settings: str = "",
+) -> NodeProcess:
+    """Each with an identity of its own, and one certificate for all; nothing waits, booted."""
+    nodes = [
+        {
+            "name": name,
+            "build": build,
+            "kubeconfig": str(plane.kubeconfig_for(f"system:node:{name}", "system:nodes")),
+        }
+        for name, build in builds.items()
+    ]
+    (directory / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
+    (directory / "config.toml").write_text(f"[runtime]\nwarm_shells = 0\n\n{settings}")
+    (directory / "root").mkdir()
+    (directory / "root/bases").symlink_to(base.path.parent)
+    serving = plane.serving_certificate(f"{'-'.join(builds)}-serving", f"IP:{machine.address}")
+    return NodeProcess(
+        directory,
+        *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(directory / "nodes.yaml")),
+        *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
+        *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
+        *options,
+        before=(*machine.entering, "env", f"WINPOD_CONFIG={directory / 'config.toml'}"),
+    )
+
+
 def simulated_runtime(directory: Path, build: str = "2022") -> ServerProcess:
     """The real runtime with simulated compute; the socket is `cri.sock` in the directory."""
     command = [
@@ -65,13 +101,6 @@ def simulated_runtime(directory: Path, build: str = "2022") -> ServerProcess:
         *("--root", str(directory / "runtime"), "--socket", str(directory / "cri.sock")),
     ]
     return ServerProcess("runtime", command, directory / "runtime.log")
-
-
-def eventually(holds: Callable[[], object], *, within: float = 40) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {within} s"
-        time.sleep(0.1)
 
 
 def found(cluster: ControlPlane, path: str) -> dict[str, Any]:

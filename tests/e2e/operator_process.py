@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.processes import ServerProcess
-from tests.e2e.node_process import WINPOD, eventually, found
+from tests.e2e.node_process import WINPOD, found
+from tests.e2e.waiting import eventually
 
 NAMESPACE = "winpod-system"
 MANIFESTS = Path(__file__).parents[2] / "deploy/manifests"

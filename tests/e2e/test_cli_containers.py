@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 from tests.e2e.command_line import Winpod, image, winpod
-from tests.e2e.test_run import read_until, wait_for
+from tests.e2e.test_run import read_until
+from tests.e2e.waiting import eventually
 
 __all__ = ["image", "winpod"]
 
@@ -42,7 +43,8 @@ def test_a_further_program_has_the_container_s_place(winpod: Winpod, talking: st
 def test_a_program_in_the_background_outlives_the_client(winpod: Winpod, talking: str) -> None:
     line = "ping -n 3 127.0.0.1 >nul & echo done> C:\\done.txt"
     assert winpod("exec", "-d", talking, "cmd", "/c", line).returncode == 0
-    wait_for(lambda: winpod("exec", talking, "cmd", "/c", "type C:\\done.txt").returncode == 0)
+    done = ("exec", talking, "cmd", "/c", "type C:\\done.txt")
+    eventually(lambda: winpod(*done), lambda ran: ran.returncode == 0)
 
 
 def test_a_log_is_followed_to_the_end(winpod: Winpod, talking: str) -> None:
@@ -72,7 +74,7 @@ def test_somebody_joins_and_leaves_a_terminal(winpod: Winpod, image: str) -> Non
             "attach", "prompt", stdin=terminal, stdout=terminal, stderr=terminal
         )
         os.close(terminal)
-        wait_for(partial(is_raw, keyboard))
+        eventually(partial(is_raw, keyboard))
         os.write(keyboard, f"echo {word}\r".encode())
         assert read_until(keyboard, b"C:\\>").count(word.encode()) == 2
         os.write(keyboard, b"\x10\x11")

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,13 +23,7 @@ from tests.e2e.objects import (
     windows_labels,
     windows_node,
 )
-
-
-def eventually(holds: Callable[[], bool], *, within: float = 30) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {within} s"
-        time.sleep(0.2)
+from tests.e2e.waiting import eventually
 
 
 def test_server_and_kubectl_are_the_pinned_version(control_plane: ControlPlane) -> None:

@@ -1,6 +1,5 @@
 """What containers are promised holds in a microVM too: one pod of several, looked at all around."""
 
-import asyncio
 import fcntl
 import os
 import pty
@@ -13,22 +12,23 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cri.test_life import sandbox_config
 from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import machines, until_said, winpod
+from tests.e2e.microvms import begin, call, machines, until_exited, until_said, winpod
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import c_program, go_program
 
 from winpod.cri.labels import STDIO_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.rpc import RemoteError
 
 __all__ = ["winpod"]
 
@@ -78,21 +78,7 @@ class Pod:
         return (self.folder / f"logs/{name}.log").read_text()
 
     def until_logged(self, name: str, words: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while words not in self.logged(name):
-            assert time.monotonic() < deadline, self.logged(name)
-            time.sleep(0.2)
-
-
-def call(winpod: Winpod, request: Any) -> Any:
-    async def ask() -> Any:
-        client = Client(f"unix:{winpod.serving().socket}")
-        try:
-            return await client.call(type(request).__name__.removesuffix("Request"), request)
-        finally:
-            await client.close()
-
-    return asyncio.run(ask())
+        eventually(lambda: self.logged(name), lambda log: words in log, within=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +123,29 @@ def pod(winpod: Winpod, image: str) -> Iterator[Pod]:
     assert machines(winpod) == []
 
 
-def _pull(winpod: Winpod, name: str) -> str:
+def _pull(winpod: Winpod, name: str) -> api.ImageSpec:
     spec = api.ImageSpec(image=name, runtime_handler=HANDLER)
-    return str(call(winpod, api.PullImageRequest(image=spec)).image_ref)
+    return api.ImageSpec(image=call(winpod, api.PullImageRequest(image=spec)).image_ref)
 
 
-def _fill(winpod: Winpod, image: str, files: str, folder: Path, sandbox: str) -> Pod:
+def _fill(
+    winpod: Winpod, image: api.ImageSpec, files: api.ImageSpec, folder: Path, sandbox: str
+) -> Pod:
     shared = api.Mount(host_path=f"{folder}/shared", container_path="C:\\shared")
     line = ["cmd", "/c", "echo made before>C:\\shared\\first.txt & echo mine>C:\\own.txt"]
-    first = _begin(winpod, image, sandbox, "first", line, mounts=[shared])
-    _until_exited(winpod, first)
+    first = begin(winpod, image, sandbox, "first", line, mounts=[shared])
+    until_exited(winpod, first, PATIENCE)
     mounts = [
         shared,
         api.Mount(host_path=f"{folder}/hosts", container_path=HOSTS),
         api.Mount(host_path=f"{folder}/message", container_path=MESSAGE),
         api.Mount(host_path=f"{folder}/service.sock", container_path=PIPE),
-        api.Mount(image=api.ImageSpec(image=files), container_path="C:\\files"),
+        api.Mount(image=files, container_path="C:\\files"),
     ]
     talked = {"stdin": True, "annotations": {STDIO_ANNOTATION: "stdin"}, "mounts": mounts}
-    talker = _begin(winpod, image, sandbox, "talker", ["C:\\talker.exe"], **talked)
+    talker = begin(winpod, image, sandbox, "talker", ["C:\\talker.exe"], **talked)
     limits = api.WindowsContainerResources(memory_limit_in_bytes=512 * MIB)
-    server = _begin(
+    server = begin(
         *(winpod, image, sandbox, "server", ["C:\\talker.exe", ":8080"]),
         windows=api.WindowsContainerConfig(resources=limits),
     )
@@ -167,32 +155,6 @@ def _fill(winpod: Winpod, image: str, files: str, folder: Path, sandbox: str) ->
     pod.until_logged("talker", "listening")
     pod.until_logged("server", "serving")
     return pod
-
-
-def _begin(
-    winpod: Winpod, image: str, sandbox: str, name: str, command: list[str], **more: Any
-) -> str:
-    config = api.ContainerConfig(
-        metadata=api.ContainerMetadata(name=name),
-        image=api.ImageSpec(image=image),
-        command=command,
-        log_path=f"{name}.log",
-        **more,
-    )
-    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
-    container = str(call(winpod, request).container_id)
-    call(winpod, api.StartContainerRequest(container_id=container))
-    return container
-
-
-def _until_exited(winpod: Winpod, container: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        status = call(winpod, api.ContainerStatusRequest(container_id=container)).status
-        if status.state == api.CONTAINER_EXITED:
-            return status
-        assert time.monotonic() < deadline, status
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -362,10 +324,8 @@ def test_a_port_is_forwarded_to_a_program_that_listens_on_localhost_only(pod: Po
         for process in (forward, serving):
             process.kill()
             process.communicate()
-    deadline = time.monotonic() + PATIENCE
-    while left := list(pod.winpod.root.glob("runtime/sandboxes/*/vm/dial-*")):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+    lines = "runtime/sandboxes/*/vm/dial-*"
+    eventually(lambda: list(pod.winpod.root.glob(lines)), not_, within=PATIENCE)
 
 
 def test_what_a_container_uses_is_counted_in_the_guest_and_on_the_host(pod: Pod) -> None:
@@ -402,8 +362,9 @@ def test_a_log_goes_on_in_a_new_file(pod: Pod) -> None:
     log.rename(log.with_suffix(".old"))
     pod.call(api.ReopenContainerLogRequest(container_id=pod.talker))
     attached = pod.winpod.start("attach", pod.talker, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    attached.stdin.write(b"a new page\n")  # type: ignore[union-attr]
-    attached.stdin.flush()  # type: ignore[union-attr]
+    assert attached.stdin
+    attached.stdin.write(b"a new page\n")
+    attached.stdin.flush()
     pod.until_logged("talker", "heard a new page")
     attached.kill()
     attached.communicate()
@@ -422,6 +383,6 @@ def test_a_limit_is_changed_while_it_runs_and_who_goes_beyond_is_told_as_out_of_
     update(160)
     pod.winpod("exec", pod.server, "C:\\hostile.exe", "memory")
     pod.call(api.StopContainerRequest(container_id=pod.server, timeout=0))
-    status = _until_exited(pod.winpod, pod.server)
+    status = until_exited(pod.winpod, pod.server, PATIENCE)
     assert status.reason == "OOMKilled"
     assert "still here" in pod.exec("echo still here")

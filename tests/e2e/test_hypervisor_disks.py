@@ -1,11 +1,9 @@
 """Disks that are attached to a pod's microVM: formatted, used and limited inside of it."""
 
-import asyncio
 import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +11,19 @@ from pathlib import Path
 import pytest
 from tests.e2e.command_line import Winpod, winpod_in
 from tests.e2e.disk_images import MIB, device, disk_of_windows, formatted_disk, raw_disk
-from tests.e2e.microvms import WAITS, image, link_kit, machines, run, until_said, winpod
+from tests.e2e.microvms import (
+    WAITS,
+    begin,
+    call,
+    image,
+    link_kit,
+    machines,
+    run,
+    until_exited,
+    until_said,
+    winpod,
+)
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import cache, go_program
 
 from winpod.compute.disk_sources import DiskRefused
@@ -21,56 +31,26 @@ from winpod.compute.hypervisor.host_disks import open_disk
 from winpod.compute.hypervisor.kit import build_kit
 from winpod.compute.plan import Mount, SourceKind
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.rpc import RemoteError
 from winpod.images.base import Base
 
 __all__ = ["image", "winpod"]
 
 
-class Pod:
-    """The pod of a container that `winpod run` began, and what more is asked of it by the CRI."""
-
-    def __init__(self, winpod: Winpod) -> None:
-        self._client = Client(f"unix:{winpod.serving().socket}")
-
-    async def run(self, name: str, line: str, **disks: str) -> str:
-        """What one more container of the pod says; each disk is in a directory of C:."""
-        first = (await self._client.call("ListContainers", api.ListContainersRequest())).containers
-        config = api.ContainerConfig(
-            metadata=api.ContainerMetadata(name=name),
-            image=first[0].image,
-            command=["cmd", "/c", line],
-            log_path=f"{name}.log",
-            mounts=[
-                api.Mount(
-                    host_path=source.removesuffix(":ro"),
-                    container_path=f"C:\\{place}",
-                    readonly=source.endswith(":ro"),
-                )
-                for place, source in disks.items()
-            ],
+def run_beside(winpod: Winpod, name: str, line: str, **disks: str) -> str:
+    """What one more container of the only pod says; each disk is in a directory of C:."""
+    first = call(winpod, api.ListContainersRequest()).containers[0]
+    mounts = [
+        api.Mount(
+            host_path=source.removesuffix(":ro"),
+            container_path=f"C:\\{place}",
+            readonly=source.endswith(":ro"),
         )
-        sandbox = first[0].pod_sandbox_id
-        request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config)
-        made = (await self._client.call("CreateContainer", request)).container_id
-        await self._client.call("StartContainer", api.StartContainerRequest(container_id=made))
-        await self._until_ended(made)
-        status = api.ContainerStatusRequest(container_id=made)
-        log = (await self._client.call("ContainerStatus", status)).status.log_path
-        return await asyncio.to_thread(Path(log).read_text)
-
-    async def _until_ended(self, container: str) -> None:
-        deadline = time.monotonic() + 90
-        request = api.ContainerStatusRequest(container_id=container)
-        while True:
-            status = (await self._client.call("ContainerStatus", request)).status
-            if status.state == api.CONTAINER_EXITED:
-                return
-            assert time.monotonic() < deadline, status
-            await asyncio.sleep(0.1)
-
-    async def close(self) -> None:
-        await self._client.close()
+        for place, source in disks.items()
+    ]
+    where = (first.image, first.pod_sandbox_id, name)
+    container = begin(winpod, *where, ["cmd", "/c", line], mounts=mounts)
+    return Path(until_exited(winpod, container, within=90).log_path).read_text()
 
 
 def is_free(disk: Path) -> bool:
@@ -104,23 +84,17 @@ def test_a_disk_is_formatted_in_its_pod_shared_there_and_given_back(
     assert not is_free(disk)
     winpod.end_runtime(signal.SIGKILL)
     assert "writer" in winpod("ps").stdout
-
-    async def beside() -> None:
-        pod = Pod(winpod)
-        lines = r"type C:\data\note.txt & echo x>C:\data\more.txt & echo kept>C:\own\note.txt"
-        shared, own = f"virtual-disk://{disk}:ro", f"virtual-disk://{other}"
-        said = await pod.run("reader", lines, data=shared, own=own)
-        assert "shared" in said
-        assert "Access denied" in said
-        assert is_free(other)
-        assert "kept" in file_on(other, "note.txt")
-        assert not is_free(disk)
-        with pytest.raises(RemoteError, match="something that is not known here"):
-            await pod.run("stranger", "ver", own=f"virtual-disk://{strange}")
-        assert is_free(strange)
-        await pod.close()
-
-    asyncio.run(beside())
+    lines = r"type C:\data\note.txt & echo x>C:\data\more.txt & echo kept>C:\own\note.txt"
+    shared, own = f"virtual-disk://{disk}:ro", f"virtual-disk://{other}"
+    said = run_beside(winpod, "reader", lines, data=shared, own=own)
+    assert "shared" in said
+    assert "Access denied" in said
+    assert is_free(other)
+    assert "kept" in file_on(other, "note.txt")
+    assert not is_free(disk)
+    with pytest.raises(RemoteError, match="something that is not known here"):
+        run_beside(winpod, "stranger", "ver", own=f"virtual-disk://{strange}")
+    assert is_free(strange)
     assert len(machines(winpod)) == 1
     assert winpod("rm", "-f", *winpod("ps", "-aq").stdout.split()).returncode == 0
     assert is_free(disk)
@@ -226,7 +200,7 @@ def test_a_full_machine_is_an_error_for_who_writes_and_the_end_of_nobody(
     """C: is full while the machine has a little left; then a sparse disk takes that."""
     del winpod  # its kit and its leave to emulate
     with small_disk(tmp_path) as place, winpod_in(place, base) as full:
-        link_kit(full)
+        link_kit(full.root)
         disk = raw_disk(place / "disk.img", 1 << 30)
         writer = f"{go_program(name='writer')}:C:\\writer.exe"
         mounts = ("-v", f"virtual-disk://{disk}:C:\\data", "-v", writer)
@@ -283,10 +257,11 @@ def test_a_claim_of_a_disk_is_one_in_the_pods_machine(winpod: Winpod, tmp_path: 
     (tmp_path / "pod.yaml").write_text(CLAIMED)
     played = winpod("play", str(tmp_path / "pod.yaml"), "--layout", f"{tmp_path}/images")
     try:
-        deadline = time.monotonic() + 120
-        while "claimed" not in (said := winpod("logs", "keeper").stdout):
-            assert time.monotonic() < deadline, played.stdout + played.stderr + said
-            time.sleep(0.5)
+        eventually(
+            lambda: (winpod("logs", "keeper").stdout, played),
+            lambda seen: "claimed" in seen[0],
+            within=120,
+        )
         (disk,) = (winpod.root / "play/volumes").glob("default_data/disk.img")
         assert disk.stat().st_size == 48 * MIB
     finally:

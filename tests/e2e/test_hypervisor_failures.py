@@ -8,12 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from operator import not_
 from pathlib import Path
 
 import pytest
 from tests.e2e import windows_programs
 from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, image, machines, state, until_said, winpod
+from tests.e2e.microvms import WAITS, image, machines, until_said, winpod
+from tests.e2e.waiting import eventually
 
 from winpod.compute.errors import MachineGone
 from winpod.compute.hypervisor.guest import Guest
@@ -35,10 +37,11 @@ def _pid(winpod: Winpod, file: str) -> int:
 
 
 def _until_ended(winpod: Winpod, name: str, within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while state(winpod, name) == "running":
-        assert time.monotonic() < deadline, winpod("inspect", name).stdout
-        time.sleep(0.2)
+    eventually(
+        lambda: winpod("inspect", name).stdout,
+        lambda told: "CONTAINER_EXITED" in told,
+        within=within,
+    )
 
 
 def _remove(winpod: Winpod, name: str) -> None:
@@ -49,10 +52,7 @@ def _remove(winpod: Winpod, name: str) -> None:
 
 def _nothing_is_left(winpod: Winpod) -> None:
     """What is cleared after a removal was answered, is waited for."""
-    deadline = time.monotonic() + 60
-    while left := _left(winpod):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+    eventually(lambda: _left(winpod), not_, within=60)
 
 
 def _left(winpod: Winpod) -> list[str]:

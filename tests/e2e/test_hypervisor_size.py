@@ -1,15 +1,13 @@
 """How large a pod's microVM is: named, reserved, raised while it runs; its own kernel tells."""
 
-import asyncio
 import os
 import re
 from pathlib import Path
 
 from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, image, machines, until_said, winpod
+from tests.e2e.microvms import WAITS, call, image, machines, until_said, winpod
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
 
 __all__ = ["image", "winpod"]
 
@@ -70,30 +68,25 @@ def test_a_running_pod_is_given_more_memory_and_processors(winpod: Winpod, image
 
 def _check_resize_of_the_pod(winpod: Winpod, name: str) -> None:
     """Up and down again, after a restart of the runtime too."""
-    asyncio.run(_resize(winpod, name, 3072 * MIB, 1))
+    _resize(winpod, name, 3072 * MIB, 1)
     memory, processors = _size(winpod, name)
     assert 2800 < memory <= 3072
     assert processors == 1
     winpod.end_runtime()
     assert winpod("ps").returncode == 0
-    asyncio.run(_resize(winpod, name, 1536 * MIB, 0))
+    _resize(winpod, name, 1536 * MIB, 0)
     memory, processors = _size(winpod, name)
     assert 1200 < memory <= 1536
     assert processors == 1
 
 
-async def _resize(winpod: Winpod, name: str, memory: int, processors: int) -> None:
-    client = Client(f"unix:{winpod.serving().socket}")
-    try:
-        listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
-        (sandbox,) = [item.id for item in listed.items if item.metadata.name == name]
-        resources = api.LinuxContainerResources(
-            memory_limit_in_bytes=memory, cpu_quota=processors * 100_000, cpu_period=100_000
-        )
-        request = api.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=resources)
-        await client.call("UpdatePodSandboxResources", request)
-    finally:
-        await client.close()
+def _resize(winpod: Winpod, name: str, memory: int, processors: int) -> None:
+    listed = call(winpod, api.ListPodSandboxRequest()).items
+    (sandbox,) = [item.id for item in listed if item.metadata.name == name]
+    resources = api.LinuxContainerResources(
+        memory_limit_in_bytes=memory, cpu_quota=processors * 100_000, cpu_period=100_000
+    )
+    call(winpod, api.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=resources))
 
 
 def test_reserved_memory_is_the_pods_from_the_start_and_is_never_paged_out(

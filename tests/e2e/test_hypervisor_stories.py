@@ -4,18 +4,19 @@ that is two images for two handlers; as manifests that are played, and on a real
 import json
 import platform
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e import stories
 from tests.e2e.command_line import Winpod
 from tests.e2e.guest_cluster import GuestCluster, guest_cluster
 from tests.e2e.microvms import machines, winpod
 from tests.e2e.node_process import condition, events_of, node
 from tests.e2e.objects import BUILD_2019, BUILD_2022, HYPERVISOR, PROCESS, pod, runtime_class
 from tests.e2e.operator_process import OperatorProcess, classes
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_cluster import windows_spec
 
 from winpod.cri.labels import ACCELERATOR_ANNOTATION
@@ -25,7 +26,6 @@ from winpod.windows.guest_sizes import PROCESSORS
 
 __all__ = ["winpod"]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 WHICH = r"ver & type \\?\unix\proc\version"
 MISMATCH = "The container operating system does not match the host operating system."
 GUEST = "runhcs-wcow-hypervisor-17763"
@@ -41,19 +41,7 @@ def kernel(said: str) -> str:
 @pytest.fixture(scope="module")
 def layout(winpod: Winpod) -> Path:
     """The images of the examples, whose program tells where it is."""
-    content, layout = winpod.home / "app", winpod.home / "stories"
-    content.mkdir()
-    (content / "hello.cmd").write_text(f"@{WHICH}\r\n@ping -n 900 127.0.0.1 >nul\r\n")
-    for name, builds in (
-        ("legacy:1.0", ("10.0.17763.805",)),
-        ("modern:1.0", ("10.0.18362.356",)),
-        ("sdk:2.1", ("10.0.17134.1006", "10.0.17763.737", "10.0.18362.356")),
-    ):
-        options = [word for build in builds for word in ("--os-version", build)]
-        image = f"oci:{layout}:registry.example/{name}"
-        line = ("image", "pack", str(content), "-t", image, "--cmd", "cmd /c hello.cmd", *options)
-        assert winpod(*line).returncode == 0
-    return layout
+    return stories.pack_images(winpod, WHICH)
 
 
 @pytest.fixture
@@ -64,21 +52,17 @@ def played(winpod: Winpod) -> Iterator[Winpod]:
 
 
 def play(winpod: Winpod, story: int, layout: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    folder = EXAMPLES / f"story-{story}"
-    files = [str(folder / name) for name in ("nodes.yaml", "classes.yaml", "pods.yaml")]
-    ran = winpod("play", *files, "--layout", str(layout))
-    told = json.loads(winpod("ps", "--pods", "-o", "json").stdout)
+    ran, told = stories.play(winpod, story, layout)
     assert told["nodes"][0]["accelerator"] == "emulation"
     assert GUEST in told["nodes"][0]["handlers"]
     return ran.stdout + ran.stderr, {pod["name"]: pod for pod in told["pods"]}
 
 
 def said(winpod: Winpod, pod: str) -> str:
-    deadline = time.monotonic() + 120
-    while "Linux version" not in (text := winpod("logs", pod).stdout):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.5)
-    return text
+    ran = eventually(
+        lambda: winpod("logs", pod), lambda ran: "Linux version" in ran.stdout, within=120
+    )
+    return ran.stdout
 
 
 def test_story_2_is_played_an_older_image_runs_in_a_guest_and_not_beside_the_host(

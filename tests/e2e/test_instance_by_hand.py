@@ -14,7 +14,8 @@ from tests.cli.winpod import Ran, winpod
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.instance_fleet import READY, Fleet, payload
 from tests.e2e.instance_operator import deployment, ready
-from tests.e2e.node_process import eventually, found, is_ready, node, phase, windows_pod
+from tests.e2e.node_process import found, is_ready, node, phase, windows_pod
+from tests.e2e.waiting import eventually
 
 from winpod.cluster.custom_resources import API_VERSION
 from winpod.instances.cluster.resource import CRD, KIND, instances_path

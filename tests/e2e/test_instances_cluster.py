@@ -33,8 +33,9 @@ from tests.e2e.instance_operator import (
     status,
     wake,
 )
-from tests.e2e.node_process import condition, events_of, eventually, found, is_ready, node
+from tests.e2e.node_process import condition, events_of, found, is_ready, node
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
+from tests.e2e.waiting import eventually
 from tests.instances.ssh_server import AUTHORIZED
 
 from winpod.instances.remote.keys import public_line

@@ -16,7 +16,6 @@ from tests.e2e.node_process import (
     NodeProcess,
     condition,
     events_of,
-    eventually,
     found,
     is_ready,
     node,
@@ -26,6 +25,7 @@ from tests.e2e.node_process import (
     windows_pod,
 )
 from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, TAINT, pods_path, runtime_class
+from tests.e2e.waiting import eventually
 
 from winpod.cli.main import app
 

@@ -19,7 +19,8 @@ from lightkube.models import authentication_v1
 from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.certificates import Certificate, new_authority
-from tests.e2e.node_process import NodeProcess, eventually, is_ready, node, simulated_runtime
+from tests.e2e.node_process import NodeProcess, is_ready, node, simulated_runtime
+from tests.e2e.waiting import eventually
 
 from winpod.node.access import Access, read_kubeconfig, token_access, write_kubeconfig
 from winpod.node.api import ApiServer

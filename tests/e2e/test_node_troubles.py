@@ -21,7 +21,6 @@ from tests.e2e.node_process import (
     WINPOD,
     NodeProcess,
     condition,
-    eventually,
     found,
     is_ready,
     node,
@@ -30,6 +29,7 @@ from tests.e2e.node_process import (
     windows_pod,
 )
 from tests.e2e.objects import pods_path
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_cluster import BUILDS, WindowsCluster, remove_sandboxes, windows_spec
 from tests.node.known_objects import read
 

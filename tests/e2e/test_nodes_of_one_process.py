@@ -1,13 +1,11 @@
 """`winpod node --nodes`: two Windows nodes with Wine in one process, which split the machine."""
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.e2e.controlplane.control_plane import POD_RANGE
-from tests.e2e.node_process import NodeProcess, is_ready, node
+from tests.e2e.node_process import NodeProcess, is_ready, node, process_of_nodes
 from tests.e2e.objects import BUILD_2019, BUILD_2022
 from tests.e2e.windows_cluster import PEER, PORT, WindowsCluster, remove_sandboxes, windows_spec
 
@@ -21,28 +19,9 @@ NAMESPACE = "pair"
 
 @pytest.fixture
 def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodeProcess]:
-    """Beside the control plane, each with an identity of its own and one certificate for both."""
+    """Beside the control plane."""
     plane, machine = cluster.plane, cluster.machines["control"]
-    nodes = [
-        {
-            "name": name,
-            "build": build,
-            "kubeconfig": str(plane.kubeconfig_for(f"system:node:{name}", "system:nodes")),
-        }
-        for name, build in BUILDS.items()
-    ]
-    (tmp_path / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
-    (tmp_path / "config.toml").write_text("[runtime]\nwarm_shells = 0\n")
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root/bases").symlink_to(base.path.parent)
-    serving = plane.serving_certificate("pair-serving", f"IP:{machine.address}")
-    process = NodeProcess(
-        tmp_path,
-        *("--kubeconfig", str(plane.kubeconfig), "--nodes", str(tmp_path / "nodes.yaml")),
-        *("--node-ip", machine.address, "--port", "0", "--cluster-cidr", POD_RANGE),
-        *("--tls-cert-file", str(serving.certificate), "--tls-private-key-file", str(serving.key)),
-        before=(*machine.entering, "env", f"WINPOD_CONFIG={tmp_path / 'config.toml'}"),
-    )
+    process = process_of_nodes(plane, machine, tmp_path, base, BUILDS)
     with process:
         try:
             for name in BUILDS:

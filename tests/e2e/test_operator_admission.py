@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, eventually, is_ready, phase
+from tests.e2e.node_process import NodeProcess, is_ready, phase
 from tests.e2e.node_process import pod as found_pod
 from tests.e2e.objects import (
     BUILD_2019,
@@ -46,6 +46,7 @@ from tests.e2e.operator_process import (
     classes,
     configure,
 )
+from tests.e2e.waiting import eventually
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cli.main import app

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, events_of, eventually, is_ready, node
+from tests.e2e.node_process import NodeProcess, events_of, is_ready, node
 from tests.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
@@ -25,6 +25,7 @@ from tests.e2e.objects import (
     windows_node,
 )
 from tests.e2e.operator_process import NAMESPACE, OperatorProcess, classes, configure, leader
+from tests.e2e.waiting import eventually
 
 from winpod.cluster.live import read_cluster
 from winpod.cluster.view import View

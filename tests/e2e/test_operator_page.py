@@ -17,7 +17,7 @@ from tests.cli.winpod import winpod
 from tests.e2e.chromium import Tables, document, first_pixel, screenshot
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.helm import objects, rendered
-from tests.e2e.node_process import events_of, eventually, found
+from tests.e2e.node_process import events_of, found
 from tests.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
@@ -35,6 +35,7 @@ from tests.e2e.operator_process import (
     classes,
     configure,
 )
+from tests.e2e.waiting import eventually
 from tests.images.registries import docker_registry
 
 from winpod.cli.main import app

@@ -22,7 +22,6 @@ from tests.e2e.node_process import (
     NodeProcess,
     condition,
     events_of,
-    eventually,
     found,
     is_ready,
     node,
@@ -41,6 +40,7 @@ from tests.e2e.objects import (
 from tests.e2e.operator_process import NAMESPACE as SYSTEM
 from tests.e2e.operator_process import OperatorProcess, ask_about_pods, classes
 from tests.e2e.upgrade_kills import upgrade_until
+from tests.e2e.waiting import eventually
 from tests.images.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cluster.seen import RETIRING

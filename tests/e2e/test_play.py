@@ -1,20 +1,21 @@
 """`winpod play` with real Windows programs, in a network namespace of the test's own."""
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.command_line import Winpod, winpod
+from tests.e2e import stories
+from tests.e2e.command_line import Winpod, until_unlocked, winpod
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import once
 
 from winpod.node.play.server import socket_path
@@ -49,6 +50,9 @@ class Played:
         line.append(f"http://localhost:{port}/")
         return subprocess.run(line, capture_output=True, text=True, timeout=30).stdout
 
+    def until_it_serves(self, greeting: str) -> None:
+        eventually(lambda: self.get(8080), lambda got: got.startswith(greeting), within=60)
+
     def pods(self) -> list[dict[str, Any]]:
         pods: list[dict[str, Any]] = json.loads(self.command("ps", "--pods", "-o", "json").stdout)[
             "pods"
@@ -66,16 +70,7 @@ class Played:
         return (self.command.root / "play/play.log").read_text()
 
     def wait_for_the_end(self) -> None:
-        with (self.command.root / "play/lock").open() as lock:
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    time.sleep(0.1)
-                else:
-                    return
-        raise TimeoutError("the process that plays does not end")
+        until_unlocked(self.command.root / "play/lock")
 
 
 def build_web_server(to: Path) -> None:
@@ -103,13 +98,6 @@ def played(winpod: Winpod, tmp_path: Path) -> Iterator[Played]:
     assert not list((winpod.root / "nodes").iterdir())
     assert str(winpod.root) not in Path("/proc/self/mountinfo").read_text()
     assert "a round was cut short" not in Played(winpod, tmp_path).log
-
-
-def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def template(image: str = "registry.example/web:1.0", **spec: Any) -> dict[str, Any]:
@@ -188,7 +176,7 @@ def test_a_web_server_answers_on_localhost_and_follows_its_manifest(played: Play
     os.kill(played.process, signal.SIGKILL)
     assert "web-" in played.command("ps").stdout
     assert {pod["uid"]: pod["restarts"] for pod in played.pods()} == before
-    wait_for(lambda: played.get(8080).startswith("Servus"))
+    played.until_it_serves("Servus")
 
     assert "listening on port 80" in played.command("logs", "deploy/web").stdout
     described = played.command("describe", "deploy/web").stdout
@@ -261,41 +249,26 @@ def test_files_that_change_are_followed(played: Played) -> None:
     line = ("play", str(file), "--layout", played.images, "--watch")
     watching = played.command.start(*line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: played.get(8080).startswith("Version 1.0"))
+        played.until_it_serves("Version 1.0")
         pod["spec"]["containers"][0]["image"] = "registry.example/web:2.0"
         file.write_text(yaml.safe_dump_all([pod, service(type="LoadBalancer")]))
-        wait_for(lambda: played.get(8080).startswith("Version 2.0"))
+        played.until_it_serves("Version 2.0")
         assert [one["restarts"] for one in played.pods()] == [1]
         file.write_text("not: [yaml")
         time.sleep(1)
         file.write_text(yaml.safe_dump_all([service(type="LoadBalancer")]))
-        wait_for(lambda: played.pods() == [])
+        eventually(played.pods, lambda pods: pods == [], within=60)
     finally:
         watching.send_signal(signal.SIGINT)
         watching.wait(10)
 
 
 def test_the_stories_of_the_documents_run_as_they_stand(played: Played) -> None:
-    layout = played.folder / "stories"
-    content = played.folder / "app"
-    content.mkdir()
-    (content / "hello.cmd").write_text("@echo off\r\nver\r\nping -n 900 127.0.0.1 >nul\r\n")
-    for name, builds in (
-        ("legacy:1.0", ("10.0.17763.805",)),
-        ("modern:1.0", ("10.0.18362.356",)),
-        ("sdk:2.1", ("10.0.17134.1006", "10.0.17763.737", "10.0.18362.356")),
-    ):
-        options = [word for build in builds for word in ("--os-version", build)]
-        image = f"oci:{layout}:registry.example/{name}"
-        line = ("image", "pack", str(content), "-t", image, "--cmd", "cmd /c hello.cmd", *options)
-        assert played.command(*line).returncode == 0
+    layout = stories.pack_images(played.command, "ver")
 
     def story(number: int) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
-        folder = EXAMPLES / f"story-{number}"
-        files = [str(folder / name) for name in ("nodes.yaml", "classes.yaml", "pods.yaml")]
-        ran = played.command("play", *files, "--layout", str(layout))
-        pods = {pod["name"]: pod for pod in played.pods()}
-        return ran, pods
+        ran, told = stories.play(played.command, number, layout)
+        return ran, {pod["name"]: pod for pod in told["pods"]}
 
     ran, pods = story(1)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -11,6 +11,7 @@ from tests.e2e import windows_programs
 from tests.e2e.command_line import Winpod, winpod_in
 from tests.e2e.crictl import Crictl
 from tests.e2e.programs_table import DO_NOT_RUN, RUN, Missing, Program, document
+from tests.e2e.waiting import eventually
 
 from winpod.images.base import Base
 from winpod.network.namespaces import inside
@@ -143,10 +144,7 @@ def test_a_program_hears_that_it_is_to_stop(
 
 
 def until_logged(winpod: Winpod, name: str, words: str) -> None:
-    deadline = time.monotonic() + 60
-    while words not in (told := winpod("logs", name).stdout):
-        assert time.monotonic() < deadline, told
-        time.sleep(0.2)
+    eventually(lambda: winpod("logs", name), lambda ran: words in ran.stdout, within=60)
 
 
 def fetch(winpod: Winpod, url: str) -> str:

@@ -7,11 +7,10 @@ import re
 import select
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.e2e.command_line import Winpod, image, winpod
+from tests.e2e.waiting import eventually
 
 __all__ = ["image", "winpod"]
 
@@ -116,7 +115,7 @@ def test_the_end_of_a_client_is_not_the_end_of_its_container(winpod: Winpod, ima
         running.stdout.close()
     assert sorted(winpod("ps", "-q", "--filter", "status=running").stdout.split())
     winpod("stop", "-t", "0", "kept", "removed")
-    wait_for(lambda: len(winpod.containers) == 1)
+    eventually(lambda: winpod.containers, lambda found: len(found) == 1)
     assert [one["name"] for one in json.loads(winpod("ps", "-a", "-o", "json").stdout)] == ["kept"]
 
 
@@ -181,13 +180,6 @@ def test_without_root_it_says_who_can(winpod: Winpod) -> None:
     environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/only-root-makes-this"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
     assert (ran.returncode, "sudo" in ran.stderr) == (2, True), ran.stderr
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def read_until(descriptor: int, wanted: bytes) -> bytes:
