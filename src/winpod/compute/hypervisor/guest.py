@@ -10,9 +10,11 @@ to answer in time.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import struct
+import time
 from pathlib import Path
 
 from winpod.compute.agent import short_name
@@ -21,6 +23,7 @@ from winpod.compute.errors import GuestRefused, MachineGone
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 30.0
 _TRY_SECONDS = 2.0
+_SEEN_SECONDS = 20.0
 _MARK = 8
 _HEADER = struct.Struct("<II")
 _SILENT = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError)
@@ -48,6 +51,17 @@ class Guest:
                 if isinstance(error, _SILENT):
                     raise MachineGone(f"the guest does not answer ({words[0]})") from None
                 raise
+
+    async def ask_when_seen(self, *words: str) -> bytes:
+        """About a device that was just plugged in, which is there when the guest has seen it."""
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while True:
+            try:
+                return await self.ask(*words)
+            except GuestRefused as error:
+                if error.number != errno.ENODEV or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.01)
 
     async def until_up(self, seconds: float) -> None:
         """Returns when it answers at all."""

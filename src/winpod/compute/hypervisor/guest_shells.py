@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from winpod.compute.errors import GuestRefused, MachineFailed
@@ -22,7 +20,6 @@ from winpod.windows.users import User
 WARM_SHELL = "warm"
 _BIND = str(0x1000)
 _NOTHING = "0"
-_SEEN_SECONDS = 20.0
 _TEMPORARY = "mode=1777,size=256m"
 
 
@@ -54,21 +51,7 @@ async def boot_shell(guest: Guest, name: str, port: str, user: User) -> None:
     await guest.ask("mkdir", group_of(name))
     await guest.ask("write", f"{group_of(name)}/pids.max", str(PIDS))
     words = [name, port, root, group_of(name), str(user.uid), "winpod", *VARIABLES]
-    await _until_started(guest, [*words, "--", "wine64", f"/winpod/{WAGENT}"])
-
-
-async def _until_started(guest: Guest, words: Sequence[str]) -> None:
-    """A port that was just added is there when the guest has seen it."""
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while True:
-        try:
-            await guest.ask("start", *words)
-        except GuestRefused as error:
-            if error.number != errno.ENODEV or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.01)
-        else:
-            return
+    await guest.ask_when_seen("start", *words, "--", "wine64", f"/winpod/{WAGENT}")
 
 
 async def end_shell(guest: Guest, name: str) -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Sequence
 
 from winpod.compute.agent import short_name
-from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone
+from winpod.compute.errors import MachineFailed, MachineGone
 from winpod.compute.hypervisor.guest import Streams
 from winpod.compute.hypervisor.machines import PodMachine
 
@@ -26,7 +24,7 @@ _PREFIX = "dial-"
 _MOST_LINES = 12
 """At once: a microVM has 31 ports, and each of its containers needs one too."""
 _BLOCK = 16 << 10
-_SEEN_SECONDS, _ANSWER_SECONDS = 10.0, 40.0
+_ANSWER_SECONDS = 40.0
 _NUMBER = struct.Struct("<I")
 
 
@@ -66,7 +64,7 @@ class Lines:
         with short_name(machine.folder / name) as path:
             streams = await asyncio.open_unix_connection(path)
         try:
-            await self._until_seen(name, port, addresses)
+            await self._machine.guest.ask_when_seen("dial", name, str(port), *addresses)
             async with asyncio.timeout(_ANSWER_SECONDS):
                 number = await _read_number(streams[0])
             if number:
@@ -77,19 +75,6 @@ class Lines:
                 raise MachineGone("the guest does not answer (dial)") from None
             raise
         return streams
-
-    async def _until_seen(self, name: str, port: int, addresses: Sequence[str]) -> None:
-        """A port that was just added is there when the guest has seen it."""
-        deadline = time.monotonic() + _SEEN_SECONDS
-        while True:
-            try:
-                await self._machine.guest.ask("dial", name, str(port), *addresses)
-            except GuestRefused as error:
-                if error.number != errno.ENODEV or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.01)
-            else:
-                return
 
     async def _carry(self, name: str, far: Streams, ours: socket.socket) -> None:
         near = await asyncio.open_connection(sock=ours)

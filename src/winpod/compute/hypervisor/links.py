@@ -7,27 +7,23 @@ with the guest; the guest has its address and its hardware address.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
-import errno
 import fcntl
 import ipaddress
 import os
 import struct
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winpod.compute.errors import GuestRefused, MachineFailed
+from winpod.compute.errors import MachineFailed
 from winpod.compute.hypervisor.guest import Guest
 from winpod.own_thread import in_own_thread
 
 TAP = "tap0"
 _CARD = "eth0"
-_SEEN_SECONDS = 20.0
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x400454CA, 0x0002, 0x1000, 0x4000
 _NEW_NETWORK = 0x40000000
 _DEFAULT_MTU = 1500
@@ -91,22 +87,10 @@ def open_tap(netns: Path, interface: str) -> int:
 async def tell_guest(guest: Guest, link: Link) -> None:
     """Its addresses and where they lead, as soon as it has seen its network card."""
     for address in map(ipaddress.ip_interface, link.addresses):
-        await _until_seen(guest, str(address.ip), str(address.network.prefixlen))
+        where = (str(address.ip), str(address.network.prefixlen))
+        await guest.ask_when_seen("address", _CARD, *where)
     for gateway in link.gateways:
         await guest.ask("route", _CARD, gateway)
-
-
-async def _until_seen(guest: Guest, address: str, prefix: str) -> None:
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while True:
-        try:
-            await guest.ask("address", _CARD, address, prefix)
-        except GuestRefused as error:
-            if error.number != errno.ENODEV or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.02)
-        else:
-            return
 
 
 def _join(interface: str) -> None:
