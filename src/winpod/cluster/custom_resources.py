@@ -1,10 +1,9 @@
-"""What winpod's custom resources have alike: metadata, conditions, and how one is defined."""
+"""What winpod's custom resources have alike: a group, metadata and conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal
 
 import msgspec
 from lightkube.core.dictmixin import DictMixin
@@ -63,71 +62,3 @@ def condition(
 
 def stamp(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
-
-
-TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-TEXTS = {"type": "array", "items": TEXT}
-
-
-def objects(required: list[str], **properties: Any) -> dict[str, Any]:
-    item = {"type": "object", "required": required, "properties": properties}
-    return {"type": "array", "items": item}
-
-
-CONDITIONS = objects(
-    ["type", "status"],
-    **dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), TEXT),
-)
-
-
-def definition(
-    kind: str,
-    scope: Literal["Namespaced", "Cluster"],
-    *,
-    plural: str,
-    short: str,
-    columns: Mapping[str, str],
-    spec: Mapping[str, Any],
-    status: Mapping[str, Any],
-) -> dict[str, Any]:
-    """`columns` is what a list shows, by title, before the age."""
-    shown = [_column(title, "string", path) for title, path in columns.items()]
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": scope,
-            "names": {
-                "kind": kind,
-                "listKind": f"{kind}List",
-                "plural": plural,
-                "singular": kind.lower(),
-                "shortNames": [short],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [
-                        *shown,
-                        _column("Age", "date", ".metadata.creationTimestamp"),
-                    ],
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "required": ["spec"],
-                            "properties": {"spec": spec, "status": status},
-                        }
-                    },
-                }
-            ],
-        },
-    }
-
-
-def _column(title: str, kind: str, path: str) -> dict[str, str]:
-    return {"name": title, "type": kind, "jsonPath": path}

@@ -12,19 +12,8 @@ from typing import Any
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster.custom_resources import (
-    API_VERSION,
-    CONDITIONS,
-    FLAG,
-    GROUP,
-    NUMBER,
-    TEXT,
-    TEXTS,
-    Condition,
-    CustomResource,
-    definition,
-    objects,
-)
+from winpod.cluster import resource_schema as schema
+from winpod.cluster.custom_resources import API_VERSION, GROUP, Condition, CustomResource
 from winpod.cluster.upgrade.asked import OldNodes, Way
 
 KIND, PLURAL = "WindowsUpgrade", "windowsupgrades"
@@ -98,10 +87,6 @@ class WindowsUpgrade(CustomResource):
         return FINALIZER in self.metadata.finalizers
 
 
-def _text(description: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "description": description, **more}
-
-
 def _flag(description: str) -> dict[str, Any]:
     return {"type": "boolean", "default": False, "description": description}
 
@@ -111,9 +96,9 @@ _SPEC = {
     "type": "object",
     "required": ["from", "to"],
     "properties": {
-        "from": _text("The Windows of the old nodes: 2019, or 10.0.17763."),
-        "to": _text("The Windows of the new nodes, which must be newer."),
-        "way": _text(
+        "from": schema.text("The Windows of the old nodes: 2019, or 10.0.17763."),
+        "to": schema.text("The Windows of the new nodes, which must be newer."),
+        "way": schema.text(
             "A new class beside the old; the same class, with a handler that keeps the old kernel; "
             "or the old classes, with another node selector.",
             enum=[str(way) for way in Way],
@@ -121,7 +106,7 @@ _SPEC = {
         ),
         "patchWorkloads": _flag("Change workloads that name an old class or select old nodes."),
         "leaveBehind": _flag("Go on where workloads cannot move, and leave them where they are."),
-        "oldNodes": _text(
+        "oldNodes": schema.text(
             "What becomes of the old nodes in the end; they stay cordoned.",
             enum=[str(choice) for choice in OldNodes],
             default=str(OldNodes.KEEP),
@@ -144,29 +129,29 @@ _SPEC = {
 _STATUS = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(("phase", "message", "failure", "startedAt", "finishedAt"), TEXT),
-        "observedGeneration": NUMBER,
-        "notes": TEXTS,
-        "conditions": CONDITIONS,
-        "steps": objects(
+        **schema.text_fields("phase", "message", "failure", "startedAt", "finishedAt"),
+        "observedGeneration": schema.NUMBER,
+        "notes": schema.TEXTS,
+        "conditions": schema.CONDITIONS,
+        "steps": schema.objects(
             ["do"],
-            **dict.fromkeys(("do", "target", "state", "message", "startedAt", "finishedAt"), TEXT),
+            **schema.text_fields("do", "target", "state", "message", "startedAt", "finishedAt"),
             before=_ANY,
             after=_ANY,
         ),
-        "nodes": objects(["name"], **dict.fromkeys(("name", "role", "state"), TEXT)),
-        "workloads": objects(
+        "nodes": schema.objects(["name"], **schema.text_fields("name", "role", "state")),
+        "workloads": schema.objects(
             ["kind", "namespace", "name"],
-            **dict.fromkeys(("kind", "namespace", "name", "fate", "change"), TEXT),
-            pods=NUMBER,
-            stays=FLAG,
-            reasons=TEXTS,
+            **schema.text_fields("kind", "namespace", "name", "fate", "change"),
+            pods=schema.NUMBER,
+            stays=schema.FLAG,
+            reasons=schema.TEXTS,
         ),
-        "ready": {"type": "object", "additionalProperties": NUMBER},
+        "ready": {"type": "object", "additionalProperties": schema.NUMBER},
     },
 }
 
-CRD = definition(
+CRD = schema.definition(
     KIND,
     "Cluster",
     plural=PLURAL,

@@ -9,18 +9,8 @@ from __future__ import annotations
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster.custom_resources import (
-    API_VERSION,
-    CONDITIONS,
-    FLAG,
-    GROUP,
-    NUMBER,
-    TEXT,
-    TEXTS,
-    Condition,
-    CustomResource,
-    definition,
-)
+from winpod.cluster import resource_schema as schema
+from winpod.cluster.custom_resources import API_VERSION, GROUP, Condition, CustomResource
 
 KIND, PLURAL = "WindowsInstance", "windowsinstances"
 FINALIZER = f"{GROUP}/instance"
@@ -82,24 +72,24 @@ _SPEC = {
     "type": "object",
     "required": ["address", "username"],
     "properties": {
-        "address": {**TEXT, "description": "Where SSH is answered: an IPv4 address or a name."},
-        "username": {**TEXT, "description": "A user of the instance who administers it."},
-        "port": {**NUMBER, "default": 22, "minimum": 1, "maximum": 65535},
-        "machine": {**TEXT, "description": "The Machine that it is, if it is one."},
+        "address": schema.text("Where SSH is answered: an IPv4 address or a name."),
+        "username": schema.text("A user of the instance who administers it."),
+        "port": {**schema.NUMBER, "default": 22, "minimum": 1, "maximum": 65535},
+        "machine": schema.text("The Machine that it is, if it is one."),
     },
 }
 _STATUS = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(("phase", "message", "failure", "node", "version", "build"), TEXT),
-        **dict.fromkeys(("runtime", "nodeUid", "hostKey", "loginKey", "changingSince"), TEXT),
-        **dict.fromkeys(("addresses", "tokens"), TEXTS),
-        "isCordoned": FLAG,
-        "conditions": CONDITIONS,
+        **schema.text_fields("phase", "message", "failure", "node", "version", "build"),
+        **schema.text_fields("runtime", "nodeUid", "hostKey", "loginKey", "changingSince"),
+        **dict.fromkeys(("addresses", "tokens"), schema.TEXTS),
+        "isCordoned": schema.FLAG,
+        "conditions": schema.CONDITIONS,
     },
 }
 
-CRD = definition(
+CRD = schema.definition(
     KIND,
     "Namespaced",
     plural=PLURAL,
