@@ -5,7 +5,7 @@ Each write is made, and after the last one nothing of that process reaches anybo
 
 import asyncio
 import math
-from collections.abc import Mapping
+from typing import Any
 
 from winpod.node.access import Access
 from winpod.node.api import ApiServer
@@ -17,17 +17,9 @@ class DyingServer(ApiServer):
         self.died = asyncio.Event()
         self._writes_left = writes
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content: str = "application/json",
-    ) -> bytes:
+    async def request(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
         await self._alive()
-        answer = await super().request(method, path, body, params=params, content=content)
+        answer = await super().request(method, path, body, **more)
         if method != "GET":
             self._writes_left -= 1
             if self._writes_left == 0:
