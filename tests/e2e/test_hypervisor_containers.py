@@ -1,5 +1,6 @@
 """What containers are promised holds in a microVM too: one pod of several, looked at all around."""
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -26,6 +27,9 @@ from tests.e2e.microvms import begin, call, machines, until_exited, until_said, 
 from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import c_program, go_program
 
+from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest_shells import group_of
+from winpod.compute.resources import PIDS
 from winpod.cri.labels import STDIO_ANNOTATION
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
@@ -38,6 +42,7 @@ PATIENCE = 300.0
 HANDLER = "runhcs-wcow-hypervisor-17763"
 HOSTS = "C:\\Windows\\System32\\drivers\\etc\\hosts"
 MESSAGE = "C:\\dev\\termination-log"
+DISK_BYTES = "io.microsoft.container.storage.qos.bandwidthmaximum"
 PIPE = r"\\.\pipe\service"
 SUBNETS = '[network]\nsubnets = ["10.213.0.0/16", "fd00:213::/64"]\n'
 GATEWAY, GATEWAY6 = "10.213.0.1", "fd00:213::1"
@@ -92,7 +97,7 @@ def image(winpod: Winpod) -> str:
         folder.mkdir()
     for name in ("hostile", "launched"):
         shutil.copy(c_program(name), content / f"{name}.exe")
-    for name in ("talker", "signals", "peer"):
+    for name in ("talker", "signals", "peer", "writer"):
         shutil.copy(go_program(name=name), content / f"{name}.exe")
     (files / "model.txt").write_text("of another image")
     for tag, place in (("app", content), ("files", files)):
@@ -148,6 +153,7 @@ def _fill(
     server = begin(
         *(winpod, image, sandbox, "server", ["C:\\talker.exe", ":8080"]),
         windows=api.WindowsContainerConfig(resources=limits),
+        annotations={DISK_BYTES: str(MIB)},
     )
     status = call(winpod, api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)).status.network
     addresses = (status.ip, status.additional_ips[0].ip)
@@ -369,6 +375,51 @@ def test_a_log_goes_on_in_a_new_file(pod: Pod) -> None:
     attached.kill()
     attached.communicate()
     assert "a new page" not in log.with_suffix(".old").read_text()
+
+
+def test_a_container_writes_to_its_drive_no_faster_than_its_limit(pod: Pod) -> None:
+    """2 MiB at 1 MiB a second, and the best of three tries of a neighbour without a limit."""
+
+    def milliseconds(container: str, tries: int) -> list[int]:
+        said = pod.exec(" & ".join(["C:\\writer.exe C:\\written.bin 8 256"] * tries), container)
+        taken = [int(number) for number in re.findall(r"milliseconds: (\d+)", said)]
+        assert len(taken) == tries, said
+        return taken
+
+    (limited,), free = milliseconds(pod.server, 1), milliseconds(pod.talker, 3)
+    assert limited > 1600
+    assert min(free) < limited / 2, free
+
+
+def test_who_starts_processes_without_end_is_refused_and_harms_no_neighbour(pod: Pod) -> None:
+    _let_have_few(pod, pod.server, more=12)
+    words = ("exec", pod.server, "C:\\hostile.exe", "children")
+    starting = pod.winpod.start(*words, stdout=subprocess.PIPE)
+    assert starting.stdout
+    try:
+        said = list(iter(lambda: starting.stdout.readline().strip(), b"no more"))  # type: ignore[union-attr]
+        assert "still here" in pod.exec("echo still here")
+    finally:
+        starting.kill()
+        starting.communicate()
+    assert 0 < int(said[-1].split()[0]) < 12, said
+    assert "still here" in eventually(lambda: pod.exec("echo still here", pod.server))
+
+
+def _let_have_few(pod: Pod, container: str, more: int) -> None:
+    """Processes and threads, by the guest's kernel, while no runtime has the only connection."""
+    pod.winpod.end_runtime()
+    of_runtime = pod.winpod.root / "runtime"
+    guest = Guest(of_runtime / f"sandboxes/{pod.sandbox}/vm/control")
+    group = group_of((of_runtime / f"containers/{container}/shell/id").read_text())
+
+    async def ask() -> None:
+        assert int(await guest.ask("read", f"{group}/pids.max")) == PIDS
+        now = int(await guest.ask("read", f"{group}/pids.current"))
+        await guest.ask("write", f"{group}/pids.max", str(now + more))
+        guest.close()
+
+    asyncio.run(ask())
 
 
 def test_a_limit_is_changed_while_it_runs_and_who_goes_beyond_is_told_as_out_of_memory(

@@ -52,6 +52,19 @@ static int forks(const char *self)
     }
 }
 
+/* Children that stay, until there can be no more of them. */
+static int children(const char *self)
+{
+    int made = 0;
+    HANDLE child;
+    while (start(self, "stays", &child))
+        made++;
+    printf("%d children\n", made);
+    say("no more");
+    Sleep(INFINITE);
+    return 0;
+}
+
 static unsigned __stdcall sleep_for_ever(void *unused)
 {
     (void)unused;
@@ -146,6 +159,8 @@ int main(int count, char **words)
         return ticks(count > 2 ? words[2] : "0");
     if (!strcmp(word, "forks"))
         return forks(words[0]);
+    if (!strcmp(word, "children"))
+        return children(words[0]);
     if (!strcmp(word, "threads"))
         return threads();
     if (!strcmp(word, "handles"))
