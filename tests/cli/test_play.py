@@ -120,6 +120,20 @@ def test_what_is_not_played_is_told_by_its_kind(run: Run, home: Path) -> None:
     assert 'db-0 has no container "other". It has: beside, main.' in wrong.err
 
 
+def test_who_allows_emulation_is_heard_by_what_plays_already(run: Run, home: Path) -> None:
+    def play() -> int:
+        assert run("play", f"{home}/app.yaml", "--layout", f"{home}/images").code == 0
+        serving = (home / "root/nodes/win-2022/runtime/serving.json").read_text()
+        return int(json.loads(serving)["process"])
+
+    without = play()
+    config = home / ".config/winpod/config.toml"
+    config.write_text(config.read_text() + "[hypervisor]\nallow_emulation = true\n")
+    allowed = play()
+    assert allowed != without
+    assert play() == allowed
+
+
 def test_the_next_command_goes_on_where_a_killed_process_was(run: Run, home: Path) -> None:
     run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
     serving = json.loads((home / "root/nodes/win-2022/runtime/serving.json").read_text())

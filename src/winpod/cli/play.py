@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from winpod.cli.options import Format, Output, Root
 from winpod.cli.play_images import bring_images
 from winpod.cli.play_table import print_played
 from winpod.cli.play_wait import WAIT_SECONDS, until_settled
+from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.cri.config import Config, read_config
 from winpod.node.play.client import PlayClient, play_of
 from winpod.node.play.nodes import parse_node
@@ -153,7 +155,8 @@ async def _play(asked: _Asked, config: Config, seconds: float, watch: bool, outp
             f"There is nothing to play: {', '.join(asked.sources)} has no objects in it.",
             "Name a manifest with a Pod or a Deployment, for one.",
         )
-    async with play_of(config.root, config) as client:
+    emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
+    async with play_of(config.root, config, emulation=emulation) as client:
         good = await _apply(client, asked, documents, config, seconds, output)
         while watch:
             await asyncio.sleep(_WATCH_SECONDS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,12 +76,30 @@ async def answering(root: Path) -> PlayClient | None:
 
 
 @asynccontextmanager
-async def play_of(root: Path, config: Config) -> AsyncIterator[PlayClient]:
-    client = await answering(root) or await _started(root, config)
+async def play_of(
+    root: Path, config: Config, *, emulation: bool = False
+) -> AsyncIterator[PlayClient]:
+    """With `emulation`, a process that may not emulate makes way for one that may."""
+    client = await answering(root)
+    if client and emulation:
+        client = await _unless_without(client, root)
+    client = client or await _started(root, config)
     try:
         yield client
     finally:
         await client.close()
+
+
+async def _unless_without(client: PlayClient, root: Path) -> PlayClient | None:
+    """The client of a process with leave to emulate; one without ends, and its pods go on."""
+    process = await client.get("process")
+    if process.get("emulation"):
+        return client
+    await client.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process["id"], signal.SIGTERM)
+    await _until_free(play_directory(root) / "lock")
+    return None
 
 
 async def _started(root: Path, config: Config) -> PlayClient:

@@ -17,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.cri.config import Config
 from winpod.images.store_lock import FileLock
 from winpod.node.play.objects import Key
@@ -43,18 +44,19 @@ async def serve(root: Path, config: Config) -> None:
     lock = FileLock.try_take(folder / "lock")
     if lock is None:
         raise Unavailable(f"{root} is played by another process already.")
+    emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
     try:
         world = World(root, config)
         try:
-            await _run(world)
+            await _run(world, emulation)
         finally:
             await world.stop()
     finally:
         lock.release()
 
 
-async def _run(world: World) -> None:
-    answers = Answers(world)
+async def _run(world: World, emulation: bool) -> None:
+    answers = Answers(world, emulation)
     runner = web.AppRunner(answers.app(), access_log=None)
     await runner.setup()
     socket = socket_path(world.root)
@@ -81,8 +83,9 @@ async def _run(world: World) -> None:
 class Answers:
     """What clients can ask. An error of ours is its sentence and its advice."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, emulation: bool) -> None:
         self._world = world
+        self._emulation = emulation
         self._going_on = 0
         self._last_end = asyncio.get_running_loop().time()
 
@@ -123,7 +126,7 @@ class Answers:
             self._last_end = asyncio.get_running_loop().time()
 
     async def _process(self, _: web.Request) -> web.Response:
-        return web.json_response({"id": os.getpid()})
+        return web.json_response({"id": os.getpid(), "emulation": self._emulation})
 
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response(state(self._world))
