@@ -164,6 +164,15 @@ def test_a_runtime_that_nobody_needs_ends_by_itself(home: Path) -> None:
     assert not (home / "s").exists()
 
 
+def test_one_that_only_waits_is_no_reason_to_keep_a_base(run: Run, home: Path) -> None:
+    run("run", "-d", "--name", "web", "IMAGE")
+    assert run("base", "rm").code == 0
+    assert read_serving(home / "root")
+    run("rm", "-f", "web")
+    assert run("base", "rm").code == 0
+    assert read_serving(home / "root") is None
+
+
 def test_a_killed_runtime_does_no_harm(run: Run, home: Path) -> None:
     run("run", "-d", "--name", "web", "IMAGE")
     first = read_serving(home / "root")

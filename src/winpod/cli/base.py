@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,9 @@ def remove(
     output: Output = Format.TEXT,
 ) -> None:
     """Remove a base, or every base and what pods in microVMs need."""
+    from winpod.cri.serving import end_idle
+
+    asyncio.run(end_idle(_root(root).absolute()))
     removed = bases.remove_base(_root(root), base_id)
     had_kit = not base_id and kits.remove_kits(_root(root))
     if output is Format.JSON:

@@ -8,6 +8,7 @@ start one runtime: the second waits for the first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -189,17 +190,30 @@ async def _started(root: Path, wanted: Wanted) -> Found:
         lock.release()
 
 
+async def end_idle(root: Path) -> None:
+    """What waits in the background for commands to come has ended, unless containers run."""
+    found = await _answering(root)
+    if found and await _is_ending(found):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                (await FileLock.wait_for(own_directory(root) / "lock")).release()
+
+
 async def _make_way(root: Path, found: Found, wanted: Wanted) -> None:
-    """End a runtime of the background that has nothing running, for another."""
+    if not await _is_ending(found):
+        raise wanted.refusal(root, found.serving)
+
+
+async def _is_ending(found: Found) -> bool:
+    """Whether it was told to: a runtime of the background that has nothing running."""
     running = api.ContainerFilter(state=api.ContainerStateValue(state=api.CONTAINER_RUNNING))
     listed = await found.client.call("ListContainers", api.ListContainersRequest(filter=running))
     await found.client.close()
     if listed.containers or not found.serving.background:
-        raise wanted.refusal(root, found.serving)
-    try:
+        return False
+    with contextlib.suppress(ProcessLookupError):
         os.kill(found.serving.process, signal.SIGTERM)
-    except ProcessLookupError:
-        return
+    return True
 
 
 async def _start(root: Path, host: Build | None) -> Found:
