@@ -78,6 +78,25 @@ def _panic(winpod: Winpod) -> None:
         asyncio.run(Guest(control).ask("write", "/proc/sysrq-trigger", "c"))
 
 
+def _seconds_up(winpod: Winpod, name: str) -> float:
+    """As the guest's own kernel counts them."""
+    return float(winpod("exec", name, "cmd", "/c", r"type \\?\unix\proc\uptime").stdout.split()[0])
+
+
+def test_a_guest_that_gets_no_time_for_a_while_goes_on_and_its_clock_is_right(
+    winpod: Winpod, image: str
+) -> None:
+    _start(winpod, image, "late")
+    before, here = _seconds_up(winpod, "late"), time.monotonic()
+    (pid,) = machines(winpod)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(pid, signal.SIGCONT)
+    passed = time.monotonic() - here
+    assert _seconds_up(winpod, "late") - before >= passed - 0.1
+    _remove(winpod, "late")
+
+
 @pytest.mark.parametrize(
     "break_it",
     [

@@ -25,10 +25,15 @@ DISK_SOCKETS = range(len(SOCKETS), _ROOT_PORTS)
 _EMULATION = "tcg,tb-size=256"
 _KERNEL = (
     "console=ttyS0 quiet panic=-1 reboot=t maxcpus=1 mitigations=off nokaslr "
-    "random.trust_cpu=on memhp_default_state=online_movable"
+    "random.trust_cpu=on memhp_default_state=online memory_hotplug.online_policy=auto-movable"
 )
-_PATIENCE = "TIMER_SLACK=25000000"
-"""Nanoseconds that an emulated guest's timers may be late; Windows' own may be by 15 ms."""
+"""Of memory that is added the guest's kernel keeps some for itself: it could not manage much else.
+"""
+_EMULATED = "tsc=reliable init_on_alloc=1 TIMER_SLACK=25000000"
+"""The kernel's other clock counts to 4.7 s and begins again: a guest that the machine has no time
+for as long as that stands still. Pages are cleared before they are used: an emulator that has
+translated what was there does not see that a server of files writes to them. Timers may be late by
+that many nanoseconds; Windows' own may be by 15 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
     ram = f"memory-backend-file,id=ram,size={MEMORY}B,share=on,mem-path={machine.memory}"
     words += ["-object", f"{ram},prealloc=on" if reserved else ram]
     words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append"]
-    words += [_KERNEL if with_kvm else f"{_KERNEL} {_PATIENCE}"]
+    words += [_KERNEL if with_kvm else f"{_KERNEL} {_EMULATED}"]
     words += ["-serial", "file:console"]
     words += ["-qmp", "unix:qmp,server=on,wait=off"]
     disk = f"raw,node-name=base,read-only=on,file.driver=file,file.filename={machine.base}"

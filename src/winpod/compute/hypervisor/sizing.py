@@ -32,7 +32,8 @@ OWN = 128 * MIB
 """What the guest's kernel needs beside its containers."""
 _BLOCK = 128 * MIB
 _ON_DEMAND = "more-memory"
-_PIECE = 2 * MIB
+_LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+_LARGE_PAGE = 2 * MIB
 _TAKE_SECONDS = 20.0
 
 
@@ -151,7 +152,7 @@ class Sizing:
                 await self._add_reserved(qmp, after - before)
                 return
             path = f"/machine/peripheral/{_ON_DEMAND}"
-            wanted = -(-max(after - MEMORY, 0) // _PIECE) * _PIECE
+            wanted = -(-max(after - MEMORY, 0) // _LARGE_PAGE) * _LARGE_PAGE
             await qmp.do("qom-set", path=path, property="requested-size", value=wanted)
             await _until_taken(qmp, wanted)
 
@@ -170,7 +171,8 @@ class Sizing:
         size = -(-more // _BLOCK) * _BLOCK
         name = f"module{len(await _plugged(qmp))}"
         memory = {"qom-type": "memory-backend-memfd", "id": name, "size": size, "share": True}
-        await qmp.do("object-add", **memory, prealloc=True)
+        pages = {"hugetlb": True} if _large_pages() >= size else {}
+        await qmp.do("object-add", **memory, **pages, prealloc=True)
         await qmp.do("device_add", driver="pc-dimm", id=f"dimm-{name}", memdev=name)
 
 
@@ -195,6 +197,14 @@ async def _until_taken(qmp: Qmp, wanted: int) -> None:
                 f"has {(MEMORY + has) >> 20} MiB: its programs use them"
             )
         await asyncio.sleep(0.05)
+
+
+def _large_pages() -> int:
+    """How many bytes the machine has ready in large pages."""
+    try:
+        return int(_LARGE_PAGES.read_text()) * _LARGE_PAGE
+    except OSError:
+        return 0
 
 
 def _numbers(ranges: str) -> Iterable[int]:
