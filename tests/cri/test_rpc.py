@@ -1,5 +1,8 @@
 """Both ends of the CRI over a real socket."""
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -105,3 +108,37 @@ def test_every_method_has_a_name_of_its_own() -> None:
     names = [function_name(m.name) for s in (RUNTIME, IMAGE) for m in s.methods]
     assert len(names) == len(set(names)) == 43
     assert "run_pod_sandbox" in names
+
+
+DIES = """
+import asyncio, os, sys
+from winpod.cri.rpc import RUNTIME, add_service, new_server
+
+class Runtime:
+    async def version(self, request):
+        os.kill(os.getpid(), 9)
+
+async def serve():
+    server = new_server()
+    add_service(server, RUNTIME, Runtime())
+    server.add_insecure_port(sys.argv[1])
+    await server.start()
+    print("up", flush=True)
+    await server.wait_for_termination()
+
+asyncio.run(serve())
+"""
+
+
+async def test_a_runtime_that_dies_in_a_call_is_told_as_that(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/cri.sock"
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", DIES, target), stdout=subprocess.PIPE
+    )
+    assert server.stdout
+    assert await server.stdout.readline() == b"up\n"
+    client = Client(target)
+    with pytest.raises(RemoteError, match=r"cri\.sock ended before it answered\."):
+        await client.call("Version", api.VersionRequest())
+    await client.close()
+    await server.wait()

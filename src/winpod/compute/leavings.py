@@ -29,19 +29,23 @@ class Leavings:
 
     async def open(self) -> None:
         self._place.mkdir(parents=True, exist_ok=True)
-        await self._clear_all()
+        self._begin()
+        await self.close()
 
     async def take(self, folder: Path) -> None:
         """Nothing is fine too. On a disk that is almost full, somebody waits for the room."""
         self._move(folder)
-        if self._clearing is None or self._clearing.done():
-            self._clearing = asyncio.create_task(self._clear_all())
+        self._begin()
         if disk_usage(self._place).free < _LITTLE:
             await self.close()
 
     def _move(self, folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(self._place / folder.name)
+
+    def _begin(self) -> None:
+        if self._clearing is None or self._clearing.done():
+            self._clearing = asyncio.create_task(self._clear_all())
 
     async def close(self) -> None:
         if self._clearing:

@@ -32,6 +32,8 @@ _OPTIONS = (
 )
 _LONGEST_SENTENCE = 2400
 _RECONNECT_MILLISECONDS = 1000
+_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset")
+"""What gRPC says of a server that is gone in the middle of a call."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
 
@@ -233,6 +235,8 @@ class Client:
         sentence = error.details() or str(error.code())
         if "message larger than max" in sentence:
             sentence = str(TooLarge(name))
+        if any(word in sentence for word in _CUT_OFF):
+            sentence = f"the runtime at {self._target} ended before it answered."
         return RemoteError(error.code(), sentence)
 
     async def close(self) -> None:
