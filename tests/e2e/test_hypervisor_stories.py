@@ -102,6 +102,21 @@ def test_story_3_is_played_one_name_is_two_images_for_two_handlers(
     assert kernel(newer) == platform.release() != kernel(older)
 
 
+def test_a_class_gives_a_2019_container_hypervisor_isolation_on_a_2019_host(
+    played: Winpod, layout: Path
+) -> None:
+    image = {"name": "app", "image": "registry.example/legacy:1.0"}
+    manifest = played.home / "of-2019.json"
+    guest = pod("guest", "default", {"runtimeClassName": "guest", "containers": [image]})
+    objects = [runtime_class("guest", HYPERVISOR, BUILD_2019), guest]
+    manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    ran = played("play", str(manifest), "--node", "2019", "--layout", str(layout))
+    assert ran.returncode == 0, ran.stderr
+    told = said(played, "guest")
+    assert f"Microsoft Windows {BUILD_2019}" in told
+    assert kernel(told) != platform.release()
+
+
 @pytest.fixture(scope="module")
 def cluster(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuestCluster]:
     with guest_cluster(tmp_path_factory.mktemp("guests"), base) as running:
