@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.winpod import winpod
 
 BAD_INPUT = 2
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
-    arguments = ("--kubeconfig", "none", "--simulated", "--root", str(tmp_path / "root"))
+@pytest.mark.parametrize("kind", [("--simulated",), ()], ids=["simulated", "real"])
+def test_a_kubeconfig_that_is_not_there_is_named_and_nothing_is_made(
+    tmp_path: Path, kind: tuple[str, ...]
+) -> None:
+    arguments = ("--kubeconfig", "none", *kind, "--root", str(tmp_path / "root"))
     ran = winpod("node", *arguments, home=tmp_path, cwd=tmp_path)
+    assert not list((tmp_path / "root").glob("*"))
     assert (ran.code, ran.out) == (BAD_INPUT, "")
     assert ran.err == f"winpod: {tmp_path / 'none'} does not exist. --kubeconfig names it.\n"
 

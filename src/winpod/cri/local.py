@@ -87,6 +87,7 @@ class RuntimeBusy(Unavailable):
 @asynccontextmanager
 async def assembled(place: Place) -> AsyncIterator[Server]:
     """All of it; waits a little for a runtime that is just ending."""
+    base = None if place.is_simulated else _base_for_root(place)
     try:
         place.own.mkdir(parents=True, exist_ok=True)
         lock = await _locked(place)
@@ -95,7 +96,7 @@ async def assembled(place: Place) -> AsyncIterator[Server]:
             f"{place.own} cannot be written by this user.", "Use sudo, or choose another --root."
         ) from None
     try:
-        made = _simulated(place) if place.is_simulated else _real(place)
+        made = _real(place, base) if base else _simulated(place)
         backend, networks, accelerator = made
         state = State(place.own / "state.db")
         with Store(place.content, host=place.host, handlers=place.handlers) as store:
@@ -138,7 +139,7 @@ def _simulated(place: Place) -> _Made:
     return SimulatedBackend(), SimulatedNetworks(place.network.subnets), None
 
 
-def _real(place: Place) -> _Made:
+def _base_for_root(place: Place) -> Base:
     base = find_base(place.content)
     if base is None:
         raise NotFound(
@@ -151,6 +152,10 @@ def _real(place: Place) -> _Made:
             "can make.",
             "Use sudo, or have root start `winpod runtime`.",
         )
+    return base
+
+
+def _real(place: Place, base: Base) -> _Made:
     networks = _networks(place)
     netns = networks.namespaces.path
     shells = Shells(place.own, base, place.host, place.runtime.warm_shells)

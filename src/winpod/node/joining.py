@@ -67,6 +67,11 @@ class Cluster:
     token: str = ""
     authority: Path | None = None
 
+    def refuse_unreadable(self) -> None:
+        """Before anything is made; what a bootstrap writes is not there yet."""
+        if not self.bootstrap_kubeconfig and not self.token:
+            read_kubeconfig(self.kubeconfig)
+
     async def bootstrap(self) -> Access | None:
         if self.bootstrap_kubeconfig:
             return read_kubeconfig(self.bootstrap_kubeconfig)
@@ -128,14 +133,10 @@ class Joined:
 
 async def run_node(node: Joined, part: Part) -> None:
     """Until it is cancelled. Pods go on then."""
-    try:
-        node.root.mkdir(parents=True, exist_ok=True)
-    except PermissionError:
-        raise PermissionDenied(
-            f"{node.root} cannot be written by this user.", "Use sudo, or choose another --root."
-        ) from None
+    node.cluster.refuse_unreadable()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(_runtime(node))
+        _make_directory(node.root)
         access = await node.cluster.access(node.identity)
         server = ApiServer(access)
         stack.push_async_callback(server.close)
@@ -174,6 +175,15 @@ async def run_node(node: Joined, part: Part) -> None:
             _serving_kept(node, subject, server, renewals),
             agent.run(),
         )
+
+
+def _make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except PermissionError:
+        raise PermissionDenied(
+            f"{root} cannot be written by this user.", "Use sudo, or choose another --root."
+        ) from None
 
 
 @asynccontextmanager
