@@ -395,9 +395,10 @@ def test_who_starts_processes_without_end_is_refused_and_harms_no_neighbour(pod:
     _let_have_few(pod, pod.server, more=12)
     words = ("exec", pod.server, "C:\\hostile.exe", "children")
     starting = pod.winpod.start(*words, stdout=subprocess.PIPE)
-    assert starting.stdout
+    lines = starting.stdout
+    assert lines
     try:
-        said = list(iter(lambda: starting.stdout.readline().strip(), b"no more"))  # type: ignore[union-attr]
+        said = list(iter(lambda: lines.readline().strip(), b"no more"))
         assert "still here" in pod.exec("echo still here")
     finally:
         starting.kill()
