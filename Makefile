@@ -42,7 +42,7 @@ unit: $(READY)
 	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
 	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc conmon \
 	  mmdebstrap zstd
-	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term --cov-fail-under=75 --durations=15
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report= --cov-fail-under=75 --durations=15
 
 e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \

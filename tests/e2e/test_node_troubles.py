@@ -241,6 +241,7 @@ def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsC
             "metadata": {"name": "app", "namespace": ns},
             "spec": {
                 "replicas": 3,
+                "minReadySeconds": 5,  # the middle lasts long enough to be seen
                 "selector": {"matchLabels": labels},
                 "template": {"metadata": {"labels": labels}, "spec": spec},
             },
