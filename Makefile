@@ -48,7 +48,9 @@ e2e: $(READY)
 	tools/debian-packages openssl docker-registry apache2-utils mmdebstrap runc conmon iproute2 \
 	  containernetworking-plugins iptables libhivex-bin libwin-hivex-perl binutils curl e2fsprogs procps \
 	  libfaketime chromium fonts-dejavu-core openssh-server openssh-client ntfs-3g
-	$(BIN)/pytest tests/e2e -n 2 --dist loadfile --durations=15 --basetemp "$$(mktemp -d /tmp/e2e.XXXX)"
+	$(BIN)/pytest tests/e2e -m alone --durations=5 --basetemp "$$(mktemp -d /tmp/e2e.XXXX)"
+	$(BIN)/pytest tests/e2e -m "not alone" -n 2 --dist loadfile --durations=15 \
+	  --basetemp "$$(mktemp -d /tmp/e2e.XXXX)"
 
 conformance: $(READY)
 	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \

@@ -73,7 +73,7 @@ def state(winpod: Winpod, name: str) -> str:
 
 
 def until_said(winpod: Winpod, name: str, word: str) -> None:
-    eventually(lambda: winpod("logs", name), lambda ran: word in ran.stdout, within=90)
+    eventually(lambda: winpod("logs", name), lambda ran: word in ran.stdout, within=300)
 
 
 def call(winpod: Winpod, request: Any) -> Any:

@@ -15,15 +15,16 @@ import os
 import secrets
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from winpod.compute.agent import short_name
 from winpod.compute.errors import GuestRefused, MachineGone
 
 MOST_BYTES = 1 << 20
-ANSWER_SECONDS = 30.0
-_TRY_SECONDS = 2.0
-_SEEN_SECONDS = 20.0
+PATIENCE = 120.0
+"""Seconds for anything a guest does: a busy machine has no time for it for the most of them."""
+_TRIES = (2.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MARK = 8
 _HEADER = struct.Struct("<II")
 _SILENT = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError)
@@ -42,7 +43,7 @@ class Guest:
         async with self._turn:
             streams = self._streams or await self._connect()
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(PATIENCE):
                     return await _ask(streams, words)
             except GuestRefused:
                 raise
@@ -54,7 +55,7 @@ class Guest:
 
     async def ask_when_seen(self, *words: str) -> bytes:
         """About a device that was just plugged in, which is there when the guest has seen it."""
-        deadline = time.monotonic() + _SEEN_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 return await self.ask(*words)
@@ -63,14 +64,16 @@ class Guest:
                     raise
             await asyncio.sleep(0.01)
 
-    async def until_up(self, seconds: float) -> None:
-        """Returns when it answers at all."""
+    async def until_up(self, seconds: float, lives: Callable[[], bool]) -> None:
+        """Returns when it answers at all; nobody waits for the guest of a QEMU that has ended."""
         try:
             async with asyncio.timeout(seconds), self._turn:
                 while self._streams is None:
                     try:
                         self._streams = await self._connect()
                     except MachineGone:
+                        if not lives():
+                            raise
                         await asyncio.sleep(0.02)
         except TimeoutError:
             raise MachineGone("the guest did not start") from None
@@ -79,14 +82,14 @@ class Guest:
         self._let_go()
 
     async def _connect(self) -> Streams:
-        for _ in range(5):
+        for seconds in _TRIES:
             try:
                 with short_name(self._path) as name:
                     streams = await asyncio.open_unix_connection(name, limit=4 * MOST_BYTES)
             except OSError as error:
                 raise MachineGone(f"the microVM is gone: {error.strerror}") from None
             try:
-                async with asyncio.timeout(_TRY_SECONDS):
+                async with asyncio.timeout(seconds):
                     await _ask(streams, ("ping",))
             except _SILENT:
                 streams[1].close()

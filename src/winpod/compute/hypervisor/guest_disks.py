@@ -20,7 +20,7 @@ from pathlib import Path
 from winpod.compute.disk_sources import DiskRefused
 from winpod.compute.errors import GuestRefused, MachineFailed, MachineGone
 from winpod.compute.hypervisor.arguments import DISK_SOCKETS
-from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.guest_file_systems import (
     eject_disk,
     mount_disk,
@@ -35,7 +35,6 @@ from winpod.compute.plan import Mount
 
 _THROTTLES = "disks"
 _RECORD = "attached.json"
-_UNPLUG_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ async def _unplug(qmp: Qmp, name: str) -> None:
     device, disk = f"device-{name}", f"disk-{name}"
     with contextlib.suppress(MachineFailed):
         await qmp.do("device_del", id=device)
-    deadline = time.monotonic() + _UNPLUG_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         devices = {one["name"] for one in await qmp.do("qom-list", path="/machine/peripheral")}
         nodes = {one["node-name"] for one in await qmp.do("query-named-block-nodes", flat=True)}

@@ -26,12 +26,12 @@ from winpod.compute.hypervisor.file_systems import (
     FileSystem,
     recognise,
 )
-from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.kit import Kit
 from winpod.compute.plan import Mount
 
 _FOLDER = "/run/disks"
-_SEEN_SECONDS, _EJECT_SECONDS, _PROGRAM_SECONDS = 30.0, 15.0, 600.0
+_EJECT_SECONDS, _PROGRAM_SECONDS = 15.0, 600.0
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_PARTITIONS = 15
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _REMOUNT, _NO_ATIME, _BIND = 1, 2, 4, 32, 1024, 4096
@@ -102,7 +102,7 @@ async def eject_disk(guest: Guest, name: str) -> None:
 async def _device(guest: Guest, name: str) -> str:
     """A disk is seen a moment after it was plugged in, and can be read after one more; its serial
     number is its name."""
-    deadline = time.monotonic() + _SEEN_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for letter in _LETTERS:
             with contextlib.suppress(GuestRefused):

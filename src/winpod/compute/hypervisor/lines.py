@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from winpod.compute.agent import short_name
 from winpod.compute.errors import MachineFailed, MachineGone
-from winpod.compute.hypervisor.guest import Streams
+from winpod.compute.hypervisor.guest import PATIENCE, Streams
 from winpod.compute.hypervisor.machines import PodMachine
 
 LOCALHOST = ("127.0.0.1", "::1")
@@ -24,7 +24,6 @@ _PREFIX = "dial-"
 _MOST_LINES = 12
 """At once: a microVM has 31 ports, and each of its containers needs one too."""
 _BLOCK = 16 << 10
-_ANSWER_SECONDS = 40.0
 _NUMBER = struct.Struct("<I")
 
 
@@ -65,7 +64,7 @@ class Lines:
             streams = await asyncio.open_unix_connection(path)
         try:
             await self._machine.guest.ask_when_seen("dial", name, str(port), *addresses)
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(PATIENCE):
                 number = await _read_number(streams[0])
             if number:
                 raise OSError(number, os.strerror(number))

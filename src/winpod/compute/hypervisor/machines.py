@@ -25,7 +25,7 @@ from winpod.compute.hypervisor.arguments import (
     virtiofsd_arguments,
 )
 from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
-from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.guest_disks import GuestDisks
 from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
@@ -36,7 +36,6 @@ DRIVES, VOLUMES = "drives", "volumes"
 """What of the host a guest sees: the drives of its containers, and what they have mounted."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
-_START_SECONDS = 60.0
 _SHARES = {DRIVES: False, VOLUMES: True}
 _IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
 
@@ -126,7 +125,7 @@ class PodMachine:
             await qmp.do("cont")
 
     async def _until_listens(self, name: str, socket: str) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not (self.folder / socket).exists():
             if time.monotonic() > deadline or not self._lives(name):
                 raise MachineFailed(f"its server {name} did not start: {self._said(name)}")
@@ -134,7 +133,7 @@ class PodMachine:
 
     async def _greet(self) -> None:
         """A clone has the template's clock and its random numbers, until it is told better."""
-        await self.guest.until_up(_START_SECONDS)
+        await self.guest.until_up(PATIENCE, lambda: self._lives("qemu"))
         await self.guest.ask("clock", f"{time.time():.6f}")
         await self.guest.ask("stir", secrets.token_hex(64))
         for share in _SHARES:
@@ -142,7 +141,7 @@ class PodMachine:
 
     async def _mount(self, share: str) -> None:
         """A device that was just added is there when the guest has seen it."""
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 await self.guest.ask("mount", share, f"/{share}", "virtiofs", "0", "")

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from winpod.compute.agent import short_name
 from winpod.compute.errors import MachineFailed, MachineGone
+from winpod.compute.hypervisor.guest import PATIENCE
 
-_PATIENCE = 30.0
-_LISTEN_SECONDS = 1.0
+_LISTEN_SECONDS = 10.0
 
 
 class Qmp:
@@ -89,7 +89,7 @@ class Qmp:
     async def _line(self) -> bytes:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(PATIENCE):
                 while b"\n" not in self._rest:
                     data = await loop.sock_recv(self._socket, 1 << 16)
                     if not data:

@@ -21,7 +21,7 @@ from winpod.compute import cgroups
 from winpod.compute.errors import GuestTooSmall, MachineFailed
 from winpod.compute.hypervisor.arguments import MEMORY, MOST_MEMORY, SOCKETS
 from winpod.compute.hypervisor.asked import MachineAsked, host_limits
-from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.hypervisor.template import processors
 from winpod.compute.resources import MIB, Enforced
@@ -34,7 +34,7 @@ _BLOCK = 128 * MIB
 _ON_DEMAND = "more-memory"
 _LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 _LARGE_PAGE = 2 * MIB
-_PIECE_SECONDS = 20.0
+_GIVE_BACK_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +189,15 @@ async def _plugged(qmp: Qmp) -> list[int]:
 
 async def _until_taken(qmp: Qmp, wanted: int) -> None:
     """What a guest is told to have it takes piece by piece; what it uses it does not give back."""
-    before, deadline = -1, 0.0
+    before, since = -1, 0.0
     while (has := sum(await _plugged(qmp))) != wanted:
+        seconds = _GIVE_BACK_SECONDS if has > wanted else PATIENCE
         if has != before:
-            before, deadline = has, time.monotonic() + _PIECE_SECONDS
-        elif time.monotonic() > deadline:
+            before, since = has, time.monotonic()
+        elif time.monotonic() > since + seconds:
             why = "its programs use them" if has > wanted else "its kernel takes no more"
             raise MachineFailed(
-                f"it should have {(MEMORY + wanted) >> 20} MiB, and after {_PIECE_SECONDS:.0f} s "
+                f"it should have {(MEMORY + wanted) >> 20} MiB, and after {seconds:.0f} s "
                 f"still has {(MEMORY + has) >> 20} MiB: {why}"
             )
         await asyncio.sleep(0.05)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.compute.agent import Agent, Program
-from winpod.compute.errors import KitFailed, MachineFailed
+from winpod.compute.errors import KitFailed, MachineFailed, MachineGone
 from winpod.compute.hypervisor.accelerator import Accelerator, find_accelerator
 from winpod.compute.hypervisor.arguments import CONTROL, WARM, Machine, qemu_arguments
 from winpod.compute.hypervisor.guest import Guest
@@ -198,19 +198,13 @@ async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
 
 
 async def _until_up(guest: Guest, process: asyncio.subprocess.Process, folder: Path) -> None:
-    """Nobody waits for the guest of a QEMU that has ended."""
-    up = asyncio.ensure_future(guest.until_up(BOOT_SECONDS))
-    ended = asyncio.ensure_future(process.wait())
     try:
-        await asyncio.wait((up, ended), return_when=asyncio.FIRST_COMPLETED)
-        if not up.done():
-            said = _last_words(folder) or "it said nothing"
-            raise MachineFailed(f"QEMU ended with {ended.result()}: {said}")
-        up.result()
-    finally:
-        for task in (up, ended):
-            task.cancel()
-        await asyncio.wait((up, ended))
+        await guest.until_up(BOOT_SECONDS, lambda: process.returncode is None)
+    except MachineGone:
+        if process.returncode is None:
+            raise
+        said = _last_words(folder) or "it said nothing"
+        raise MachineFailed(f"QEMU ended with {process.returncode}: {said}") from None
 
 
 def _last_words(folder: Path) -> str:
