@@ -21,7 +21,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.images.base import Base
 
-WAITS = "echo up & ping -n 200 127.0.0.1 >nul"
+WAITS = "echo up & ping -n 2000 127.0.0.1 >nul"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def state(winpod: Winpod, name: str) -> str:
 
 
 def until_said(winpod: Winpod, name: str, word: str) -> None:
-    eventually(lambda: winpod("logs", name), lambda ran: word in ran.stdout, within=300)
+    eventually(lambda: winpod("logs", name), lambda ran: word in ran.stdout)
 
 
 def call(winpod: Winpod, request: Any) -> Any:
@@ -111,11 +111,10 @@ def begin(
     return container
 
 
-def until_exited(winpod: Winpod, container: str, within: float) -> Any:
+def until_exited(winpod: Winpod, container: str) -> Any:
     """Its status then."""
     request = api.ContainerStatusRequest(container_id=container)
     return eventually(
         lambda: call(winpod, request).status,
         lambda status: status.state == api.CONTAINER_EXITED,
-        within=within,
     )

@@ -36,11 +36,10 @@ def _pid(winpod: Winpod, file: str) -> int:
     return int(found.read_text())
 
 
-def _until_ended(winpod: Winpod, name: str, within: float = 60) -> None:
+def _until_ended(winpod: Winpod, name: str) -> None:
     eventually(
         lambda: winpod("inspect", name).stdout,
         lambda told: "CONTAINER_EXITED" in told,
-        within=within,
     )
 
 
@@ -52,7 +51,7 @@ def _remove(winpod: Winpod, name: str) -> None:
 
 def _nothing_is_left(winpod: Winpod) -> None:
     """What is cleared after a removal was answered, is waited for."""
-    eventually(lambda: _left(winpod), not_, within=60)
+    eventually(lambda: _left(winpod), not_)
 
 
 def _left(winpod: Winpod) -> list[str]:
@@ -136,7 +135,7 @@ def test_a_program_that_takes_all_memory_of_the_guest_is_killed_and_told_so(
     options = ("-d", "--name", "greedy", *ISOLATED, *small, *mounted)
     began = winpod("run", *options, image, "C:\\load.exe", "4000")
     assert began.returncode == 0, began.stderr
-    _until_ended(winpod, "greedy", within=300)
+    _until_ended(winpod, "greedy")
     assert "OOMKilled" in winpod("inspect", "greedy").stdout
     _remove(winpod, "greedy")
 
@@ -153,7 +152,7 @@ def test_a_runtime_that_is_killed_while_it_makes_a_microvm_leaves_nothing(
         )
         time.sleep(moment)
         winpod.end_runtime(signal.SIGKILL)
-        begins.wait(60)
+        begins.wait(300)
         assert winpod("ps").returncode == 0
         for container in winpod("ps", "-aq").stdout.split():
             winpod("rm", "-f", container)
