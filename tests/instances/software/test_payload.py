@@ -60,6 +60,14 @@ def test_making_it_twice_writes_the_same(directory: Path) -> None:
     assert (directory / LIST).read_bytes() == first
 
 
+def test_who_reads_the_list_while_it_is_made_anew_reads_one_that_is_whole(directory: Path) -> None:
+    make_payload(directory, "6.0.0")
+    first = (directory / LIST).read_text()
+    with (directory / LIST).open() as reading:
+        make_payload(directory, "6.0.1")
+        assert reading.read() == first
+
+
 def test_a_containerd_that_does_not_say_its_version_is_asked_for(directory: Path) -> None:
     (directory / "containerd.exe").write_bytes(program())
     with pytest.raises(BadPayload, match="does not say which version of containerd it is"):

@@ -84,7 +84,10 @@ def read_payload(directory: Path) -> Payload:
 
 
 def make_payload(directory: Path, version: str, containerd: str = "") -> Payload:
-    """List the programs beneath a directory, in it. What is no program of ours is not listed."""
+    """List the programs beneath a directory, in it. What is no program of ours is not listed.
+
+    The list appears whole: an operator may be reading it.
+    """
     Version.parse(version)
     found = sorted(file for file in directory.rglob("*.exe") if file.name.lower() in PROGRAMS)
     daemon = next((file for file in found if file.name.lower() == "containerd.exe"), None)
@@ -105,7 +108,9 @@ def make_payload(directory: Path, version: str, containerd: str = "") -> Payload
         "[files]",
         *(f'"{file.relative_to(directory).as_posix()}" = "{_hash(file)}"' for file in found),
     ]
-    (directory / LIST).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    new = directory / f".{LIST}.new"
+    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    new.replace(directory / LIST)
     return read_payload(directory)
 
 
