@@ -26,7 +26,7 @@ LEASE = "winpod-operator"
 LEASE_SECONDS = 15
 RENEW_WITHIN = 10.0
 LOOK_SECONDS = 2.0
-_LAST_SECONDS = 3.0
+_LAST_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
