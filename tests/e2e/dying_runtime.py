@@ -110,10 +110,15 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def listen(path: str, effects: Effects) -> None:
+def listening(path: str) -> socket.socket:
+    Path(path).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen()
+    return server
+
+
+def answer(server: socket.socket, effects: Effects) -> None:
     while True:
         asking, _ = server.accept()
         with asking:
@@ -133,9 +138,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
     effects.watch()
     if at := environment.get("WINPOD_DIE_AT"):
         effects.choose(int(at))
-    place = environment["WINPOD_DIE"]
-    Path(place).unlink(missing_ok=True)
-    threading.Thread(target=listen, args=(place, effects), daemon=True).start()
+    server = listening(environment["WINPOD_DIE"])
+    threading.Thread(target=answer, args=(server, effects), daemon=True).start()
     main()
 
 

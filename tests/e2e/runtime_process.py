@@ -29,8 +29,8 @@ from winpod.images.base import Base
 from winpod.windows.errors import WinpodError
 
 PROGRAM = "hostile.exe"
-STARTED_WITHIN, ENDED_WITHIN = 60.0, 60.0
-KERNEL_PATIENCE = 5.0
+PATIENCE = 300.0
+LEFT_WITHIN = 60.0
 
 
 class DidNotStart(AssertionError):
@@ -110,7 +110,7 @@ class RuntimeProcess:
 
     async def start(self, die_at: int = 0, **environment: str) -> Client:
         self.spawn(die_at, **environment)
-        deadline = time.monotonic() + STARTED_WITHIN
+        deadline = time.monotonic() + PATIENCE
         while self.lives() and time.monotonic() < deadline:
             if self._listens():
                 await self.client.close()
@@ -148,7 +148,7 @@ class RuntimeProcess:
 
     def _tell(self, text: str) -> str:
         with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(10)
+            asking.settimeout(PATIENCE)
             asking.connect(str(self.folder / "die.sock"))
             asking.send(text.encode())
             return asking.recv(100).decode()
@@ -177,7 +177,7 @@ class RuntimeProcess:
         await self.client.close()
         assert self._forks.stdin
         self._forks.stdin.close()
-        self._forks.wait(10)
+        self._forks.wait(PATIENCE)
         assert self._forks.stdout
         self._forks.stdout.close()
 
@@ -221,15 +221,15 @@ class RuntimeProcess:
     async def status(self, container: str) -> Any:
         return (await self.call(api.ContainerStatusRequest(container_id=container))).status
 
-    async def until_exited(self, container: str, seconds: float = ENDED_WITHIN) -> Any:
-        deadline = time.monotonic() + seconds
+    async def until_exited(self, container: str) -> Any:
+        deadline = time.monotonic() + PATIENCE
         while (seen := await self.status(container)).state != api.CONTAINER_EXITED:
             assert time.monotonic() < deadline, f"{container} still runs"
             await asyncio.sleep(0.02)
         return seen
 
-    async def until_said(self, text: str, name: str = "app", seconds: float = ENDED_WITHIN) -> str:
-        deadline = time.monotonic() + seconds
+    async def until_said(self, text: str, name: str = "app") -> str:
+        deadline = time.monotonic() + PATIENCE
         while text not in (log := self.said(name)):
             assert time.monotonic() < deadline, f"{text!r} is not in {log[-500:]!r}"
             await asyncio.sleep(0.02)
@@ -237,7 +237,7 @@ class RuntimeProcess:
 
     def said(self, name: str = "app") -> str:
         log = self.folder / f"logs/{name}.log"
-        lines = log.read_text().splitlines() if log.exists() else []
+        lines = log.read_text().split("\n")[:-1] if log.exists() else []
         return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
 
     async def pods(self) -> list[Any]:
@@ -266,7 +266,7 @@ class RuntimeProcess:
 
     async def until_warm(self, count: int) -> None:
         """Until so many shells wait."""
-        deadline = time.monotonic() + ENDED_WITHIN
+        deadline = time.monotonic() + PATIENCE
         while await self._waiting() < count:
             assert time.monotonic() < deadline, "no shell was booted"
             await asyncio.sleep(0.02)
@@ -285,7 +285,7 @@ class RuntimeProcess:
 
         The kernel and the runtime take some of it apart in their own time.
         """
-        deadline = time.monotonic() + KERNEL_PATIENCE
+        deadline = time.monotonic() + LEFT_WITHIN
         while found := self._found():
             found = {kind: names for kind, names in found.items() if not kinds or kind in kinds}
             if not found or time.monotonic() > deadline:
@@ -299,8 +299,7 @@ class RuntimeProcess:
             time.sleep(0.01)
 
     def _found(self) -> dict[str, list[str]]:
-        shells = [*self.own.glob("warm/*/id"), *self.own.glob("sandboxes/*/shell/id")]
-        waiting = {shell.read_text() for shell in shells}
+        waiting = set(self._waiting_shells())
         found = {
             "containers": _names(self.own, "containers/*"),
             "sandboxes": _names(self.own, "sandboxes/*"),
@@ -317,6 +316,11 @@ class RuntimeProcess:
             "groups": [group.name for group in self._groups() if group.name not in waiting],
         }
         return {kind: names for kind, names in found.items() if names}
+
+    def _waiting_shells(self) -> Iterator[str]:
+        for shell in (*self.own.glob("warm/*/id"), *self.own.glob("sandboxes/*/shell/id")):
+            with contextlib.suppress(FileNotFoundError):
+                yield shell.read_text()
 
     def _outside(self, *command: str) -> str:
         inside = ["nsenter", f"--net=/proc/{self._forks.pid}/ns/net", *command]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.runtime_process import DidNotStart, RuntimeProcess
+from tests.e2e.runtime_process import PATIENCE, DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.images.base import Base
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CODE = 0xC0000123
 KILLED = 0xC000013A
 DEATHS = 12
+STAYS = 20
 CREATED, RUNNING, EXITED = (
     api.CONTAINER_CREATED,
     api.CONTAINER_RUNNING,
@@ -109,7 +110,7 @@ async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
         assert [pod.state for pod in pods] in ([], [api.SANDBOX_READY])
         await runtime.remove_all()
         assert runtime.leftovers() == {}
-    assert begun < DEATHS / 2
+    assert begun <= DEATHS * 2 / 3
 
 
 async def test_killed_while_it_boots_the_shell_of_a_pod(runtime: RuntimeProcess) -> None:
@@ -229,7 +230,7 @@ async def test_killed_while_shells_are_booted_ahead_of_time(warm_runtime: Runtim
         await runtime.end()
         with contextlib.suppress(DidNotStart):
             await runtime.start(die_at=number)
-            await asyncio.wait_for(runtime.ended(), 20)
+            await asyncio.wait_for(runtime.ended(), PATIENCE)
     await runtime.restart()
     await runtime.until_warm(1)
     assert runtime.leftovers() == {}
@@ -339,7 +340,7 @@ async def test_a_client_that_goes_away_leaves_nothing_half_made(
 
     pod = await runtime.run_pod()
     made = await cut_short(runtime.container_request(pod, "ticks", hex(CODE)))
-    container = made.container_id if made else await create_when_free(runtime, pod)
+    container = made.container_id if made else await made_or_anew(runtime, pod)
     await cut_short(api.StartContainerRequest(container_id=container))
     if (await runtime.status(container)).state == CREATED:
         with contextlib.suppress(WinpodError):  # the first may just have come to its end
@@ -351,10 +352,15 @@ async def test_a_client_that_goes_away_leaves_nothing_half_made(
     assert runtime.leftovers() == {}
 
 
-async def create_when_free(runtime: RuntimeProcess, pod: str) -> str:
-    """A container by the name of one that was cut short, and is taken away as nobody's."""
-    for _ in range(400):
+async def made_or_anew(runtime: RuntimeProcess, pod: str) -> str:
+    """One that was cut short is taken away as nobody's, and another has its name; or it was whole
+    before the runtime heard of it, and stays."""
+    deadline, looks = time.monotonic() + PATIENCE, 0
+    while looks < STAYS:
         with contextlib.suppress(WinpodError):
             return await runtime.create(pod, "ticks", hex(CODE))
+        states = [found.state for found in await runtime.containers()]
+        assert time.monotonic() < deadline, f"the name is never free: {states}"
+        looks = looks + 1 if states == [CREATED] else 0
         await asyncio.sleep(0.05)
-    raise AssertionError("the name is never free")
+    return str((await runtime.containers())[0].id)

@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 def eventually(
-    look: Callable[[], _T], is_so: Callable[[_T], object] = bool, *, within: float = 40
+    look: Callable[[], _T], is_so: Callable[[_T], object] = bool, *, within: float = 300
 ) -> _T:
     """What was seen when it was so; a look that takes long is not taken often."""
     deadline = time.monotonic() + within
