@@ -4,6 +4,7 @@ docs/security.md says it in words; each of its statements names a test here.
 """
 
 import asyncio
+import contextlib
 import errno
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from winpod.images.base import Base
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 THIS = Path("/proc/self")
+PATIENCE = 300
 NOT_PERMITTED = (
     *("mount", "umount", "unshare", "clone", "setns", "chroot", "sethostname", "bpf", "keyctl"),
     *("io_uring", "userfaultfd", "perf", "module", "reboot", "mknod", "ptrace-init"),
@@ -58,20 +60,33 @@ class Inhabited:
         texts = (text for text in self.runtime.processes() if f"{container}/shell/prefix" in text)
         return [Path("/proc") / text.split()[0] for text in texts]
 
+    def first(self, container: str) -> Path:
+        """The process that lives as long as its container."""
+        return Path("/proc") / (self.room(container) / "shell.pid").read_text().strip()
+
+    def statuses(self, container: str) -> list[dict[str, str]]:
+        """Of every process that did not end meanwhile."""
+        found = []
+        for process in self.processes(container):
+            with contextlib.suppress(OSError):
+                found.append(status_of(process))
+        return found
+
     async def tried(self, container: str, *words: str) -> Tried:
         result = self.runtime.data / "probe.txt"
         result.unlink(missing_ok=True)
         command = ["start", "/unix", "/prefix/drive_c/data/probe", *words]
-        request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=30)
+        request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=PATIENCE)
         await self.runtime.call(request)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not (text := read(result)).endswith("done 0\n"):
             assert time.monotonic() < deadline, f"the probe did not run to its end: {text}"
             await asyncio.sleep(0.05)
         return Tried(text)
 
     async def cmd(self, container: str, line: str) -> str:
-        request = api.ExecSyncRequest(container_id=container, cmd=["cmd", "/c", line], timeout=30)
+        command = ["cmd", "/c", line]
+        request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=PATIENCE)
         answer = await self.runtime.call(request)
         return str((answer.stdout + answer.stderr).decode())
 
@@ -106,10 +121,9 @@ async def pod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
 
 async def test_no_process_has_a_capability_or_can_gain_one(pod: Inhabited) -> None:
     for container in (pod.administrator, pod.user):
-        processes = pod.processes(container)
-        assert len(processes) > 4
-        for process in processes:
-            status = status_of(process)
+        statuses = pod.statuses(container)
+        assert len(statuses) > 4
+        for status in statuses:
             sets = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
             assert {int(status[name], 16) for name in sets} == {0}
             assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
@@ -132,14 +146,14 @@ async def test_users_are_nobody_on_the_machine_and_others_in_each_container(
 ) -> None:
     first = {}
     for container in (pod.administrator, pod.user, pod.neighbour):
-        process = pod.processes(container)[0]
+        process = pod.first(container)
         inside, outside, many = map(int, (process / "uid_map").read_text().split())
         assert (inside, many) == (0, IDS)
         assert outside >= 1 << 30
         assert {int(uid) // IDS for uid in status_of(process)["Uid"].split()} == {outside // IDS}
         first[container] = outside
     assert len(set(first.values())) == len(first)
-    of_all = {namespace(pod.processes(c)[0], "user") for c in first}
+    of_all = {namespace(pod.first(c), "user") for c in first}
     assert len(of_all | {namespace(THIS, "user")}) == len(first) + 1
 
 
@@ -148,7 +162,7 @@ async def test_the_base_and_the_agent_are_read_only(pod: Inhabited) -> None:
     found = await pod.tried(pod.administrator, *(f"w{place}" for place in places))
     assert {found.errors[f"write:{place}"] for place in places} <= {errno.EROFS, errno.EACCES}
     writable = []
-    for row in (pod.processes(pod.administrator)[0] / "mountinfo").read_text().splitlines():
+    for row in (pod.first(pod.administrator) / "mountinfo").read_text().splitlines():
         place, options = row.split()[4:6]
         if "ro" not in options.split(","):
             writable.append(place)
@@ -166,7 +180,7 @@ async def test_what_the_kernel_tells_of_the_machine_is_masked(pod: Inhabited) ->
     words = (*(f"r{path}" for path in masked), *(f"w{path}" for path in readonly))
     found = await pod.tried(pod.administrator, *words)
     assert 0 not in {found.errors[f"write:{path}"] for path in readonly}
-    process = pod.processes(pod.administrator)[0]
+    process = pod.first(pod.administrator)
     mounted = {row.split()[4] for row in (process / "mountinfo").read_text().splitlines()}
     for path in masked:
         assert path in mounted or found.errors[f"read:{path}"], path
@@ -191,14 +205,16 @@ def device(found: Tried) -> set[str]:
 
 
 async def test_a_container_sees_no_process_but_its_own(pod: Inhabited) -> None:
+    before = pod.statuses(pod.administrator)
     found = await pod.tried(pod.administrator)
-    own = {status_of(process)["NSpid"].split()[-1] for process in pod.processes(pod.administrator)}
+    after = pod.statuses(pod.administrator)
+    own = {status["NSpid"].split()[-1] for status in (*before, *after)}
     seen = {name for name in found.named("process") if name.isdigit()}
     assert len(seen - own) <= 3  # the probe itself, and what came or went meanwhile
     kinds = ("pid", "mnt", "ipc", "uts", "user")
     for kind in kinds:
         three = (pod.administrator, pod.user, pod.neighbour)
-        links = {namespace(pod.processes(container)[0], kind) for container in three}
+        links = {namespace(pod.first(container), kind) for container in three}
         assert len(links) == 3, kind
         assert namespace(THIS, kind) not in links
 
