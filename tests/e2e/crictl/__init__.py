@@ -32,7 +32,7 @@ class Crictl:
         self, socket: Path, inside: Sequence[str], environment: Mapping[str, str], say: Say = print
     ) -> None:
         config = socket.with_suffix(".yaml")
-        config.write_text(f"runtime-endpoint: unix://{socket}\ntimeout: 60\n")
+        config.write_text(f"runtime-endpoint: unix://{socket}\ntimeout: 300\n")
         program = go_build.binaries(MODULE, say) / "crictl"
         self._command = [*inside, str(program), "--config", str(config)]
         self._environment = environment
@@ -44,7 +44,7 @@ class Crictl:
         return ran.out
 
     async def run(self, *arguments: str, stdin: bytes = b"") -> Ran:
-        async with self.running(*arguments) as process, asyncio.timeout(120):
+        async with self.running(*arguments) as process, asyncio.timeout(600):
             out, err = await process.communicate(stdin)
         return Ran(process.returncode or 0, out.decode(), err.decode())
 
