@@ -20,6 +20,10 @@ from tests.e2e.waiting import eventually
 
 NAMESPACE = "winpod-system"
 MANIFESTS = Path(__file__).parents[2] / "deploy/manifests"
+_ANSWER_SECONDS = 60
+_CHANGED = "the settings have changed"
+_MOST_PATIENCE = 30
+"""Seconds that an API server waits for a webhook at most."""
 
 
 class OperatorProcess:
@@ -69,10 +73,13 @@ class OperatorProcess:
         self.stop()
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        """Those that are written to their end."""
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
-    def said(self, words: str) -> bool:
-        return any(words in line["message"] for line in self.lines())
+    def said(self, words: str) -> int:
+        """How often."""
+        return sum(words in line["message"] for line in self.lines())
 
     @property
     def port(self) -> int:
@@ -94,7 +101,9 @@ class OperatorProcess:
         """What it answers at its port, without raising for a no."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+            with opener.open(
+                f"http://127.0.0.1:{self.port}{path}", timeout=_ANSWER_SECONDS
+            ) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -136,15 +145,33 @@ def configure(plane: ControlPlane, text: str) -> None:
     )
 
 
+def use_settings(plane: ControlPlane, operator: OperatorProcess, text: str) -> None:
+    """Settings that it did not have; it knows them afterwards."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/winpod-operator"
+    if found(plane, path).get("data", {}).get("config.yaml") == text:
+        return
+    before = operator.said(_CHANGED)
+    configure(plane, text)
+    eventually(lambda: operator.said(_CHANGED) > before)
+
+
 def ask_about_pods(plane: ControlPlane, port: int) -> None:
-    """What is installed, with a port of this machine where the Service would be."""
+    """What is installed, with a port of this machine where the Service would be.
+
+    An operator on a machine that is busy with other tests is waited for as long as can be.
+    """
     configurations = list(yaml.safe_load_all((MANIFESTS / "10-webhooks.yaml").read_text()))
     for webhook in (one for obj in configurations for one in obj["webhooks"]):
         path = webhook["clientConfig"]["service"]["path"]
         webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}"}
+        webhook["timeoutSeconds"] = _MOST_PATIENCE
     plane.apply(*configurations)
 
 
-def leader(plane: ControlPlane) -> str:
+def lease(plane: ControlPlane) -> dict[str, Any]:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/winpod-operator"
-    return str(found(plane, path).get("spec", {}).get("holderIdentity", ""))
+    return dict(found(plane, path).get("spec", {}))
+
+
+def leader(plane: ControlPlane) -> str:
+    return str(lease(plane).get("holderIdentity", ""))
