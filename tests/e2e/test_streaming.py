@@ -18,6 +18,7 @@ from tests.e2e.streaming_client import Running, StreamingClient
 from winpod.cri.streaming import StreamingServer
 
 MIB = 1024 * 1024
+PATIENCE = 300.0
 BIG = 64 * MIB
 TRANSPORTS = ["spdy", "websocket"]
 SPDY_PROTOCOLS = [f"v{version}.channel.k8s.io" for version in (5, 4, 3, 2)] + ["channel.k8s.io"]
@@ -152,10 +153,11 @@ async def test_a_terminal_has_the_sizes_of_the_client(
 ) -> None:
     command = ["sh", "-c", "trap 'exit 7' INT; while stty size; do sleep 0.1; done"]
     url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
-    flags = ("-stdin", "-stdout", "-tty", "-sizes", "80x24,100x30", "-transport", transport)
-    async with client.command(url, *flags) as running, asyncio.timeout(20):
-        await running.stdout.readuntil(b"24 80\r\n")
-        await running.stdout.readuntil(b"30 100\r\n")
+    flags = ("-stdin", "-stdout", "-tty", "-transport", transport)
+    async with client.command(url, *flags) as running, asyncio.timeout(PATIENCE):
+        for width, height in ((80, 24), (100, 30)):
+            running.resize(width, height)
+            await running.stdout.readuntil(f"{height} {width}\r\n".encode())
         running.stdin.write(b"\x03")
         outcome = await running.outcome()
     assert outcome.code == 7
@@ -180,7 +182,7 @@ async def test_the_process_group_is_told_when_the_client_disappears(
     async with client.command(url, "-stdout", "-transport", transport) as running:
         assert await running.stdout.readline() == b"up\n"
         running.process.kill()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         group = await backend.ended_by_hangup.get()
         await _end_of(group)
 
@@ -194,7 +196,7 @@ async def test_a_client_that_disappears_with_unread_input_is_noticed(
         running.stdin.write(bytes(16 * MIB))
         await asyncio.sleep(1)
         running.process.kill()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         await backend.ended_by_hangup.get()
 
 
@@ -307,7 +309,7 @@ async def test_many_connections_are_forwarded_at_once(
     async with forwarded(server, client, transport, echo) as running:
         port = running.local_ports[0]
         for _ in range(3):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 assert all(await asyncio.gather(*(talk(port) for _ in range(50))))
 
 

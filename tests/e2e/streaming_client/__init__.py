@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Running:
 
     process: asyncio.subprocess.Process
     report: Path
+    sizes: int
     local_ports: list[int] = field(default_factory=list)
 
     @property
@@ -52,6 +54,10 @@ class Running:
     def stderr(self) -> asyncio.StreamReader:
         assert self.process.stderr is not None
         return self.process.stderr
+
+    def resize(self, width: int, height: int) -> None:
+        """The client's terminal, if it has one."""
+        os.write(self.sizes, f"{width}x{height}\n".encode())
 
     async def outcome(self) -> Outcome:
         await self.process.wait()
@@ -83,17 +89,21 @@ class StreamingClient:
     async def _run(self, arguments: Sequence[str]) -> AsyncIterator[Running]:
         self._count += 1
         report = self._directory / f"report-{self._count}.json"
+        told, sizes = os.pipe()
         process = await asyncio.create_subprocess_exec(
             self._program,
-            *("-report", str(report)),
+            *("-report", str(report), "-sizes", str(told)),
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            pass_fds=(told,),
         )
+        os.close(told)
         try:
-            yield Running(process, report)
+            yield Running(process, report, sizes)
         finally:
+            os.close(sizes)
             if process.returncode is None:
                 process.kill()
             await process.wait()

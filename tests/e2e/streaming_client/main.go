@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
@@ -30,7 +30,7 @@ var (
 	stdout    = flag.Bool("stdout", false, "receive standard output")
 	stderr    = flag.Bool("stderr", false, "receive standard error")
 	tty       = flag.Bool("tty", false, "ask for a terminal")
-	sizes     = flag.String("sizes", "", "terminal sizes such as 80x24,100x30, half a second apart")
+	sizes     = flag.Int("sizes", 0, "a descriptor with sizes of the terminal, each 80x24 on a line")
 	report    = flag.String("report", "", "the file that the outcome is written to")
 )
 
@@ -81,8 +81,9 @@ func command(target string) error {
 	if *stderr {
 		options.Stderr = os.Stderr
 	}
-	if *sizes != "" {
-		options.TerminalSizeQueue = &sizeQueue{left: strings.Split(*sizes, ",")}
+	if *tty {
+		told := os.NewFile(uintptr(*sizes), "sizes")
+		options.TerminalSizeQueue = &sizeQueue{told: bufio.NewScanner(told)}
 	}
 	return executor.StreamWithContext(context.Background(), options)
 }
@@ -109,18 +110,16 @@ func newExecutor(target string) (remotecommand.Executor, error) {
 	return remotecommand.NewSPDYExecutorForProtocols(tripper, upgrader, http.MethodPost, parsed, offered...)
 }
 
-type sizeQueue struct{ left []string }
+type sizeQueue struct{ told *bufio.Scanner }
 
 func (q *sizeQueue) Next() *remotecommand.TerminalSize {
-	if len(q.left) == 0 {
-		return nil
-	}
 	size := remotecommand.TerminalSize{}
-	if _, err := fmt.Sscanf(q.left[0], "%dx%d", &size.Width, &size.Height); err != nil {
+	if !q.told.Scan() {
 		return nil
 	}
-	q.left = q.left[1:]
-	time.Sleep(500 * time.Millisecond)
+	if _, err := fmt.Sscanf(q.told.Text(), "%dx%d", &size.Width, &size.Height); err != nil {
+		return nil
+	}
 	return &size
 }
 
