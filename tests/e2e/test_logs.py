@@ -15,12 +15,19 @@ from winpod.cri.rpc import Client, RemoteError
 
 __all__ = ["home", "node", "registry"]
 
-COUNT = ("cmd", "/c", "for /l %i in (1,1,5) do @(echo line %i & ping -n 2 127.0.0.1 >nul)")
+LINE = "echo line %i & (if exist C:\\data\\go exit 0) & ping -n 2 127.0.0.1 >nul"
+COUNT = ("cmd", "/c", f"for /l %i in (1,1,6000) do @({LINE})")
+"""Until it is told to go."""
+PATIENCE = 300.0
 
 
 async def begin(client: Client, image: str, folder: Path, *command: str) -> str:
+    data = folder.with_name("data")
+    data.mkdir()
+    mount = api.Mount(host_path=str(data), container_path="C:\\data")
     sandbox = await run_sandbox(client, log_directory=str(folder))
-    container = await create_with(client, sandbox, image, command, "app", {"log_path": "app.log"})
+    config = {"log_path": "app.log", "mounts": [mount]}
+    container = await create_with(client, sandbox, image, command, "app", config)
     await start(client, container)
     return container
 
@@ -30,7 +37,7 @@ async def reopen(client: Client, container: str) -> None:
 
 
 async def until_said(log: Path, text: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not log.exists() or text not in log.read_text():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.05)
 
@@ -63,12 +70,16 @@ async def test_a_rotated_log_goes_on_where_it_is_expected_and_loses_nothing(
         log.rename(old)
         await reopen(client, container)
         assert log.exists()
+        await until_said(log, "line ")
+        (tmp_path / "data/go").touch()
         await ended(client, container)
+        said = [line[2].strip() for line in (*read_log(old), *read_log(log))]
         log.unlink()
         with pytest.raises(RemoteError, match="CONTAINER_EXITED"):
             await reopen(client, container)
         assert not log.exists()
-    assert [line[2].strip() for line in read_log(old)][:2] == ["line 1", "line 2"]
+    assert len(said) > 2
+    assert said == [f"line {number}" for number in range(1, len(said) + 1)]
 
 
 async def test_a_log_directory_that_vanishes_ends_no_program(
@@ -81,4 +92,5 @@ async def test_a_log_directory_that_vanishes_ends_no_program(
         shutil.rmtree(tmp_path / "logs")
         with pytest.raises(RemoteError, match="its directory is gone"):
             await reopen(client, container)
+        (tmp_path / "data/go").touch()
         assert (await ended(client, container)).exit_code == 0

@@ -26,6 +26,7 @@ from winpod.images.base import Base
 __all__ = ["home", "node", "registry"]
 
 MIB = 1 << 20
+PATIENCE = 300.0
 CLIENT = r"""
 const net = require('net'), http = require('http'), crypto = require('crypto');
 const [what, name, amount] = process.argv.slice(2);
@@ -86,8 +87,13 @@ def shell(base: Base, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -
     with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
         pipes = [Pipe("web", sockets / "web.sock"), Pipe("Écho", sockets / "echo")]
         write_pipes(running.folder, pipes)
-        asyncio.run(start_relay(running.folder))
+        asyncio.run(start_relay_when_up(running))
         yield running
+
+
+async def start_relay_when_up(shell: Shell) -> None:
+    await asyncio.wait_for(shell.agent.ping(), PATIENCE)
+    await start_relay(shell.folder)
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
@@ -107,7 +113,7 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[None]:
 
 async def run(shell: Shell, *words: object) -> Finished:
     line = " ".join(map(str, ("C:\\app\\node.exe", "C:\\app\\client.js", *words)))
-    return await asyncio.wait_for(shell.agent.run(Program(line)), 60)
+    return await asyncio.wait_for(shell.agent.run(Program(line)), PATIENCE)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,7 +190,7 @@ async def test_either_end_ends_the_other_after_all_was_read(shell: Shell, socket
         line = "C:\\app\\node.exe C:\\app\\client.js read Écho"
         async with await shell.agent.start(Program(line)) as running:
             assert (await anext(running.output()))[1] == b"all of it\n"
-        assert await asyncio.wait_for(received, 10) == b""
+        assert await asyncio.wait_for(received, PATIENCE) == b""
 
 
 async def test_a_server_that_is_not_there_is_an_end_and_may_come_later(
@@ -200,7 +206,7 @@ async def test_a_reader_that_stops_holds_little_memory_and_no_one_else(
 ) -> None:
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         del reader, writer
-        await asyncio.sleep(60)
+        await asyncio.sleep(PATIENCE)
 
     async with serving(sockets / "web.sock", deaf), serving(sockets / "echo", echo):
         line = f"C:\\app\\node.exe C:\\app\\client.js pump web {64 * MIB}"
@@ -216,9 +222,8 @@ async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
 ) -> None:
     layer = unpack_content(base, {"app/x.txt": "x"}, tmp_path)
     with windows_shell(base, layer, tmp_path / "short") as short:
-        await asyncio.wait_for(short.agent.ping(), 60)
         write_pipes(short.folder, [Pipe("one", tmp_path / "none")])
-        await start_relay(short.folder)
+        await start_relay_when_up(short)
         [process] = relays(short.folder)
         assert parent(process) == 1
         short.runc("kill", short.name, "KILL")
@@ -237,15 +242,16 @@ async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
 async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
-    heard: list[str] = []
+    last = {"1": 0, "2": 0}
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append((await reader.read()).decode().strip())
+        pipe, _, turn = (await reader.read()).decode().strip().partition(".")
+        last[pipe] = int(turn)
         writer.close()
 
-    async def until_heard(word: str) -> None:
-        async with asyncio.timeout(30):
-            while word not in heard:  # noqa: ASYNC110
+    async def until_heard_after(turn: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while min(last.values()) <= turn:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async with contextlib.AsyncExitStack() as servers:
@@ -261,14 +267,12 @@ async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too
             say = " & ".join(
                 f"(echo {n}.%i>\\\\.\\pipe\\{name})" for n, name in ((1, "one"), (2, "two"))
             )
-            line = f"for /l %i in (1,1,60) do @({say} & ping -n 2 127.0.0.1 >nul)"
+            line = f"for /l %i in (1,1,6000) do @({say} & ping -n 2 127.0.0.1 >nul)"
             command = ("cmd", "/c", line)
             app = await create_with(client, sandbox, image, command, "app", {"mounts": mounts})
             await start(client, app)
-            await until_heard("2.1")
-        while_away = int(heard[-1].partition(".")[2]) + 2
-        await until_heard(f"1.{while_away}")
-        await until_heard(f"2.{while_away}")
+            await until_heard_after(0)
+        await until_heard_after(max(last.values()) + 1)
         async with node as client:
             await client.call(
                 "RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=sandbox)

@@ -24,7 +24,7 @@ async def pod_stats(client: Client, sandbox: str) -> Any:
 
 
 async def run_in(client: Client, container: str, line: str) -> None:
-    request = api.ExecSyncRequest(container_id=container, cmd=["cmd", "/c", line], timeout=60)
+    request = api.ExecSyncRequest(container_id=container, cmd=["cmd", "/c", line], timeout=300)
     answer = await client.call("ExecSync", request)
     assert answer.exit_code == 0, answer.stdout + answer.stderr
 
