@@ -84,3 +84,8 @@ async def test_a_guest_that_floods_its_host_is_let_go(tmp_path: Path) -> None:
 async def test_where_nobody_listens_the_machine_is_gone(tmp_path: Path) -> None:
     with pytest.raises(MachineGone):
         await Guest(tmp_path / "none").ask("ping")
+
+
+async def test_nobody_waits_for_the_guest_of_a_machine_that_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(MachineGone):
+        await Guest(tmp_path / "none").until_up(3600, lambda: False)
