@@ -91,6 +91,9 @@ class Upgrades:
             if upgrade is None:
                 self._known.pop(name, None)
                 return True
+            known = self._known.get(name)
+            if known is None or known.metadata.uid != upgrade.metadata.uid:
+                return known is None  # another of that name has come, or it has gone, meanwhile
             self._known[name] = _as_saved(upgrade)
             return progress.is_over(upgrade) or await self._advancing.go_on(upgrade)
         except Refused as error:
