@@ -55,8 +55,8 @@ class InstanceObjects:
         await self._write(name, lambda obj: setattr(obj, "spec", _spec(asked)), "")
 
     async def delete(self, name: str) -> None:
-        known = self.known[name]
-        if known.is_leaving:
+        known = self.known.get(name)
+        if known is None or known.is_leaving:
             return
         try:
             options = {"preconditions": {"uid": known.metadata.uid}}
