@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 _LOAD_MILLISECONDS = 4000
-_PATIENCE = 120
+_PATIENCE = 300
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
