@@ -1,8 +1,6 @@
 """`winpod node` and `winpod runtime` as processes of a test, which may be killed in the middle."""
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -45,8 +43,8 @@ class NodeProcess:
 
     def kill(self) -> None:
         assert self._process
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self.stop()
+        self._process.kill()
+        self._process = None
 
     @property
     def pid(self) -> int:
@@ -131,6 +129,10 @@ def pod(cluster: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
 
 def phase(cluster: ControlPlane, namespace: str, name: str) -> str:
     return str(pod(cluster, namespace, name).get("status", {}).get("phase", ""))
+
+
+def is_pod_ready(cluster: ControlPlane, namespace: str, name: str) -> bool:
+    return condition(pod(cluster, namespace, name), "Ready").get("status") == "True"
 
 
 def windows_pod(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import windows_programs
-from tests.e2e.controlplane import ControlPlane, KubectlFailed
+from tests.e2e.controlplane import IN_TIME, ControlPlane, KubectlFailed
 from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.controlplane.processes import ServerProcess
 from tests.e2e.coredns import coredns
@@ -36,7 +36,7 @@ LINUX_PODS = "10.244.200.0/24"
 PEER = "C:\\peer.exe"
 DATAGRAM = "C:\\datagram.exe"
 PORT = 8080
-PATIENCE = 180.0
+PATIENCE = 300.0
 GOES_ANYWHERE = [TAINT | {"operator": "Equal"}]
 
 
@@ -70,8 +70,13 @@ class WindowsCluster:
 
     def until_ready(self, namespace: str, *names: str) -> None:
         pods = [f"pod/{name}" for name in names]
-        limit = f"--timeout={PATIENCE:.0f}s"
-        self.kubectl("wait", "-n", namespace, "--for=condition=Ready", limit, *pods)
+        self.kubectl("wait", "-n", namespace, "--for=condition=Ready", IN_TIME, *pods)
+
+    def until_rolled_out(self, namespace: str, what: str) -> None:
+        self.kubectl("rollout", "status", what, "-n", namespace, IN_TIME)
+
+    def delete_pods(self, namespace: str) -> None:
+        self.kubectl("delete", "pods", "--all", "-n", namespace, IN_TIME)
 
     def exec(self, namespace: str, name: str, *command: str) -> str:
         return self.kubectl("exec", "-n", namespace, name, "--", *command)
@@ -224,7 +229,7 @@ def _lead(cluster: WindowsCluster) -> None:
 def _take_apart(cluster: WindowsCluster, directory: Path) -> None:
     """Pods first, by the cluster and by the runtimes; then the nodes."""
     away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
-    for kind in ("deployments,statefulsets,daemonsets,jobs", "pods"):
+    for kind in ("deployments,replicasets,statefulsets,daemonsets,jobs", "pods"):
         cluster.kubectl("delete", kind, *away)
     for name, process in cluster.nodes.items():
         remove_sandboxes(directory / name / f"root/nodes/{name}/cri.sock")
@@ -232,14 +237,16 @@ def _take_apart(cluster: WindowsCluster, directory: Path) -> None:
 
 
 def remove_sandboxes(socket: Path) -> None:
+    """Also those that are made meanwhile, of pods that nobody wants any longer."""
     asyncio.run(_remove_sandboxes(socket))
 
 
 async def _remove_sandboxes(socket: Path) -> None:
     client = Client(f"unix:{socket}")
     try:
-        for item in (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items:
-            request = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
-            await client.call("RemovePodSandbox", request)
+        while found := (await client.call("ListPodSandbox", api.ListPodSandboxRequest())).items:
+            for item in found:
+                request = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
+                await client.call("RemovePodSandbox", request)
     finally:
         await client.close()

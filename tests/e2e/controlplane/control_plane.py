@@ -3,7 +3,7 @@
 It listens on loopback, or on an address of a network namespace that it is given. etcd and
 kube-apiserver always run; kube-scheduler and kube-controller-manager unless switched off. Leaving
 the context ends exactly the processes that entering it started. Certificates that it signs are good
-for `signing_duration`.
+for `signing_duration`, and a node is taken for lost after `node_silence`.
 """
 
 import base64
@@ -33,6 +33,10 @@ SERVICE_RANGE = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"
 POD_RANGE = "10.244.0.0/16"
 BELOW_EPHEMERAL = range(20000, 32000)
+PORTS_OF_A_PROCESS = 60
+REQUEST_LIMIT = 120.0
+IN_TIME = "--timeout=300s"
+"""For a kubectl that waits."""
 ADMIN_GROUP = "system:masters"
 
 _T = TypeVar("_T")
@@ -66,6 +70,7 @@ class ControlPlane:
         network: Path | None = None,
         address: str = LOOPBACK,
         signing_duration: str = "8760h",
+        node_silence: str = "50s",
         without_admission: str = "",
         say: Say = print,
     ) -> None:
@@ -73,6 +78,7 @@ class ControlPlane:
         self.address = address
         self._network = network
         self._signing_duration = signing_duration
+        self._node_silence = node_silence
         self._without_admission = without_admission
         self._with_scheduler = scheduler
         self._with_controller_manager = controller_manager
@@ -179,7 +185,7 @@ class ControlPlane:
             *("DNS:localhost", f"IP:{LOOPBACK}", f"IP:{self.address}", f"IP:{SERVICE_ADDRESS}"),
         )
         self._token_signer = self._authority.client("service-accounts", "service-accounts")
-        ports = self._inside(partial(_free_ports, 5))
+        ports = self._inside(partial(free_ports, 5))
         self._etcd_port, peer_port, self._api_port, scheduler_port, controller_port = ports
         admin = self._authority.client("admin", "admin", ADMIN_GROUP)
         self._trust = ssl.create_default_context(cafile=str(self._authority.certificate))
@@ -245,7 +251,7 @@ class ControlPlane:
 
     def stop_api_server(self) -> None:
         """As in a failure: nobody is told, and what is in etcd stays."""
-        self._api_server.stop()
+        self._api_server.kill()
         self._servers.remove(self._api_server)
 
     def _start_scheduler(self, port: int) -> None:
@@ -262,6 +268,7 @@ class ControlPlane:
             "cluster-signing-cert-file": self._authority.certificate,
             "cluster-signing-key-file": self._authority.key,
             "cluster-signing-duration": self._signing_duration,
+            "node-monitor-grace-period": self._node_silence,
             "allocate-node-cidrs": "true",
             "cluster-cidr": POD_RANGE,
             "service-cluster-ip-range": SERVICE_RANGE,
@@ -289,7 +296,8 @@ class ControlPlane:
             *(f"--{key}={value}" for key, value in flags.items()),
         ]
         server = ServerProcess(name, command, self.directory / f"{name}.log")
-        self._running.callback(server.stop)
+        # It would wait for those who watch, who are about to end, too.
+        self._running.callback(server.kill if name == "kube-apiserver" else server.stop)
         self._servers.append(server)
         return server
 
@@ -337,7 +345,7 @@ class ControlPlane:
 def _request(
     server: tuple[str, int], trust: ssl.SSLContext, method: str, path: str, body: object
 ) -> Answer:
-    connection = http.client.HTTPSConnection(*server, context=trust, timeout=30)
+    connection = http.client.HTTPSConnection(*server, context=trust, timeout=REQUEST_LIMIT)
     try:
         payload = None if body is None else json.dumps(body)
         connection.request(method, path, payload, {"Content-Type": "application/json"})
@@ -357,10 +365,15 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Of those that no other process of the tests takes, before they are used and while a server is
+    away."""
+    parts = len(BELOW_EPHEMERAL) // PORTS_OF_A_PROCESS
+    first = os.getpid() % parts * PORTS_OF_A_PROCESS
+    own = BELOW_EPHEMERAL[first : first + PORTS_OF_A_PROCESS]
     with ExitStack() as held:
         ports: list[int] = []
-        for port in random.sample(BELOW_EPHEMERAL, len(BELOW_EPHEMERAL)):
+        for port in random.sample(own, len(own)):
             listener = held.enter_context(socket.socket())
             try:
                 listener.bind((LOOPBACK, port))

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-START_LIMIT = 120.0
-STOP_LIMIT = 10.0
+START_LIMIT = 300.0
+STOP_LIMIT = 60.0
 TAIL_LINES = 40
 
 
@@ -54,6 +54,12 @@ class ServerProcess:
                 self._process.wait(STOP_LIMIT)
             except subprocess.TimeoutExpired:
                 os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def kill(self) -> None:
+        """As in a failure: it cannot say a word to anybody."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def _report(self, what: str) -> str:

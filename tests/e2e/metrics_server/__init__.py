@@ -5,7 +5,6 @@ API server reaches it by a Service that names the machine.
 """
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.e2e import go_build
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.controlplane.control_plane import free_ports
 from tests.e2e.controlplane.processes import ServerProcess
 from tests.e2e.go_build import GoModule, Say
 
@@ -39,7 +39,7 @@ def program(say: Say = print) -> Path:
 @contextmanager
 def metrics_server(plane: ControlPlane, directory: Path, built: Path) -> Iterator[None]:
     """One that the API server says is available; it looks at nodes every ten seconds."""
-    port = _free_port()
+    (port,) = free_ports(1)
     serving = plane.serving_certificate(NAME, f"DNS:{NAME}.{NAMESPACE}.svc")
     plane.apply(*_account())
     kubeconfig = _kubeconfig(plane, directory)
@@ -146,9 +146,3 @@ def _is_available(plane: ControlPlane) -> bool:
     found = plane.request("GET", API_SERVICE).body
     conditions = found.get("status", {}).get("conditions", [])
     return any(c["type"] == "Available" and c["status"] == "True" for c in conditions)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((LOOPBACK, 0))
-        return int(found.getsockname()[1])
