@@ -32,7 +32,7 @@ async def follow(api: ApiServer, name: str) -> WindowsUpgrade:
             status = upgrade.status
             is_heard = status.observed_generation == upgrade.metadata.generation
             show(status)
-            stopped = stopped + _LOOK_SECONDS if status.phase == BLOCKED else 0.0
+            stopped = stopped + _LOOK_SECONDS if is_heard and status.phase == BLOCKED else 0.0
             if is_heard and (is_settled(upgrade) or stopped > _STOP_SECONDS):
                 return upgrade
             if not is_heard and waited >= _OPERATOR_SECONDS:

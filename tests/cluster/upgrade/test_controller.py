@@ -5,6 +5,8 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import pytest
+
 from winpod.cluster.admission.looking_up import Found
 from winpod.cluster.custom_resources import Metadata
 from winpod.cluster.settings import Settings
@@ -23,7 +25,8 @@ def upgrade(uid: str, phase: str, *finalizers: str) -> WindowsUpgrade:
 class SlowApi(ApiServer):
     """A stand-in whose answer is about one that is replaced by another of its name meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: WindowsUpgrade | None) -> None:
+        self.answer = answer
         super().__init__(Access("https://127.0.0.1:1", ssl.create_default_context()))
         self.is_asked = asyncio.Event()
         self.is_replaced = asyncio.Event()
@@ -50,7 +53,7 @@ class SlowApi(ApiServer):
             await asyncio.Future()
         self.is_asked.set()
         await self.is_replaced.wait()
-        return upgrade("first", "Done")
+        return self.answer
 
 
 async def no_image(text: str, secrets: object) -> Found:
@@ -58,8 +61,11 @@ async def no_image(text: str, secrets: object) -> Found:
     return Found(None, "nobody is asked")
 
 
-async def test_one_that_takes_the_place_of_another_while_that_is_read_is_not_forgotten() -> None:
-    api = SlowApi()
+@pytest.mark.parametrize("answer", [upgrade("first", "Done"), None])
+async def test_one_that_takes_the_place_of_another_while_that_is_read_is_not_forgotten(
+    answer: WindowsUpgrade | None,
+) -> None:
+    api = SlowApi(answer)
     upgrades = Upgrades(api, Survey(api, Settings, no_image), lambda _: None)
     working = asyncio.create_task(upgrades.run())
     try:

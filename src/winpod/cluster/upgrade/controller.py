@@ -87,15 +87,10 @@ class Upgrades:
     async def _advance(self, name: str) -> bool:
         """Whether there may be more to do at once."""
         try:
-            upgrade = await self._api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
-            if upgrade is None:
-                self._known.pop(name, None)
+            upgrade = await self._read(name)
+            if upgrade is None or progress.is_over(upgrade):
                 return True
-            known = self._known.get(name)
-            if known is None or known.metadata.uid != upgrade.metadata.uid:
-                return known is None  # another of that name has come, or it has gone, meanwhile
-            self._known[name] = _as_saved(upgrade)
-            return progress.is_over(upgrade) or await self._advancing.go_on(upgrade)
+            return await self._advancing.go_on(upgrade)
         except Refused as error:
             if error.is_conflict or error.is_missing:  # somebody was faster: it is read again
                 return True
@@ -106,6 +101,19 @@ class Upgrades:
             _log.info("the upgrade %s waits: %s", name, error)
             self._advancing.forget_time()
             return False
+
+    async def _read(self, name: str) -> WindowsUpgrade | None:
+        """None where it has gone, or another of its name has come while it was read."""
+        asked = self._known[name].metadata.uid
+        upgrade = await self._api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
+        known = self._known.get(name)
+        if known is None or known.metadata.uid != asked:
+            return None
+        if upgrade is None:
+            del self._known[name]
+            return None
+        self._known[name] = _as_saved(upgrade)
+        return upgrade
 
 
 def _as_saved(upgrade: WindowsUpgrade) -> WindowsUpgrade:
