@@ -4,11 +4,13 @@ import time
 from typing import Any
 
 from tests.e2e.controlplane import ControlPlane
+from tests.e2e.waiting import eventually
 
 BUILD_2019, BUILD_2022, BUILD_2025 = "10.0.17763", "10.0.20348", "10.0.26100"
 PROCESS, HYPERVISOR = "runhcs-wcow-process", "runhcs-wcow-hypervisor"
 TAINT = {"key": "os", "value": "windows", "effect": "NoSchedule"}
 ROOM = {"cpu": "4", "memory": "8Gi", "pods": "20"}
+_PATIENCE = 120.0
 
 
 def windows_labels(build: str) -> dict[str, str]:
@@ -94,9 +96,9 @@ def add_nodes(cluster: ControlPlane, *nodes: dict[str, Any]) -> None:
     cluster.apply(*nodes)
 
 
-def scheduled_to(cluster: ControlPlane, namespace: str, name: str, *, within: float = 30) -> str:
+def scheduled_to(cluster: ControlPlane, namespace: str, name: str) -> str:
     """The node the scheduler binds a pod to, or nothing once it has found none."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         now = cluster.request("GET", f"{pods_path(namespace)}/{name}").body
         if now["spec"].get("nodeName"):
@@ -105,4 +107,9 @@ def scheduled_to(cluster: ControlPlane, namespace: str, name: str, *, within: fl
         if any(condition.get("reason") == "Unschedulable" for condition in conditions):
             return ""
         time.sleep(0.02)
-    raise AssertionError(f"the scheduler did not decide about {name} within {within} s")
+    raise AssertionError(f"the scheduler did not decide about {name} within {_PATIENCE} s")
+
+
+def bound_to(cluster: ControlPlane, namespace: str, name: str) -> str:
+    """The node a pod comes to, also where the scheduler has to hear of that node first."""
+    return eventually(lambda: scheduled_to(cluster, namespace, name), within=_PATIENCE)

@@ -16,10 +16,10 @@ from tests.e2e.objects import (
     PROCESS,
     ROOM,
     TAINT,
+    bound_to,
     pod,
     pods_path,
     runtime_class,
-    scheduled_to,
     windows_labels,
     windows_node,
 )
@@ -72,7 +72,7 @@ def test_runtime_class_admission_and_the_scheduler_place_a_pod(
 
     assert created.status == 201, created.message
     assert created.body["spec"]["nodeSelector"] == here
-    eventually(lambda: scheduled_to(control_plane, "placed", "app") == "placed-win")
+    assert bound_to(control_plane, "placed", "app") == "placed-win"
 
 
 def test_a_nodes_own_kubeconfig_may_change_only_that_node(control_plane: ControlPlane) -> None:
