@@ -14,6 +14,7 @@ from winpod.cluster.upgrade.survey import Survey
 from winpod.node.access import Access
 
 GONE = "gone"
+_PATIENCE = 300
 
 
 async def upgrade_until(access: Access, name: str, phase: str, writes: float = math.inf) -> bool:
@@ -38,7 +39,7 @@ async def upgrade_until(access: Access, name: str, phase: str, writes: float = m
     coming = asyncio.create_task(has_come())
     ends = (asyncio.create_task(upgrades.run()), coming, asyncio.create_task(api.died.wait()))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(_PATIENCE):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         return coming.done()
     finally:
