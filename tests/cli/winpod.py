@@ -32,6 +32,6 @@ def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None
         env=environment,
         cwd=cwd,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -115,4 +115,4 @@ async def ssh_server(
         listener.close()
         for connection in server.connections:
             connection.abort()
-        await asyncio.wait_for(listener.wait_closed(), 5)
+        await asyncio.wait_for(listener.wait_closed(), 60)
