@@ -9,11 +9,13 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.e2e.controlplane import KubectlFailed
 from tests.e2e.machines import Machine
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_cluster import (
     DATAGRAM,
     PEER,
@@ -154,8 +156,9 @@ def test_a_windows_program_resolves_the_names_of_services(
 
 
 def test_a_headless_service_names_its_pods(peers: Peers) -> None:
-    found = peers.until_answered("b1", f"dns://each.{NS}.svc.cluster.local").split()
-    assert sorted(found) == sorted(peers.addresses[name] for name in PODS)
+    named = partial(peers.until_answered, "b1", f"dns://each.{NS}.svc.cluster.local")
+    pods = sorted(peers.addresses[name] for name in PODS)
+    eventually(named, lambda found: sorted(found.split()) == pods)
 
 
 def test_a_service_is_asked_by_its_name(peers: Peers) -> None:

@@ -2,10 +2,13 @@
 
 import re
 import time
+from functools import partial
 from typing import Any
 
+from tests.e2e.controlplane import IN_TIME
 from tests.e2e.node_process import events_of
 from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class
+from tests.e2e.waiting import eventually
 from tests.e2e.windows_cluster import BUILDS, WindowsCluster, windows_spec
 
 SLEEP = ("cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
@@ -25,7 +28,7 @@ def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsC
         assert cluster.get(ns, "pod", f"on-{node}")["spec"]["nodeName"] == node
         told = cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
         assert BUILD_OF[node] in told
-    _delete_pods(cluster, ns)
+    cluster.delete_pods(ns)
 
 
 def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_sentence(
@@ -34,7 +37,6 @@ def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_senten
     ns = _namespace(cluster, "story-2")
     spec = windows_spec(cluster.images["win-2019"], *SLEEP, node="win-2022")
     cluster.plane.apply(_pod(ns, "legacy", spec))
-    cluster.until("the pod says why it waits", lambda: _waiting(cluster, ns, "legacy")[0])
     image = cluster.images["win-2019"]
     sentence = (
         f'failed to pull image "{image}" for the handler runhcs-wcow-process: '
@@ -46,13 +48,13 @@ def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_senten
     )
     back_off = f'Back-off pulling image "{image}": ErrImagePull: {sentence}'
     told = {"ErrImagePull": sentence, "ImagePullBackOff": back_off}
-    reason, message = _waiting(cluster, ns, "legacy")
+    waiting = partial(_waiting, cluster, ns, "legacy")
+    reason, message = eventually(waiting, lambda seen: seen[0])
     assert message == told[reason]
-    cluster.until("the pull waits", lambda: "BackOff" in _waiting(cluster, ns, "legacy")[0])
-    assert _waiting(cluster, ns, "legacy") == ("ImagePullBackOff", back_off)
+    eventually(waiting, lambda seen: seen == ("ImagePullBackOff", back_off))
     failed = ("Failed", f'Failed to pull image "{image}": {sentence}')
-    assert failed in events_of(cluster.plane, ns, "legacy")
-    _delete_pods(cluster, ns)
+    eventually(partial(events_of, cluster.plane, ns, "legacy"), lambda told: failed in told)
+    cluster.delete_pods(ns)
 
 
 def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster) -> None:
@@ -66,21 +68,21 @@ def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster
         assert status["image"] == cluster.image
         assert status["imageID"].startswith("localhost/any@sha256:")
         assert build in cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
-    _delete_pods(cluster, ns)
+    cluster.delete_pods(ns)
 
 
 def test_a_deployment_rolls_out_and_its_node_is_drained(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "rolling")
     cluster.plane.apply(_workload(ns, "Deployment", cluster.image, replicas=2))
-    _rolled_out(cluster, ns, "deployment/app")
+    cluster.until_rolled_out(ns, "deployment/app")
     cluster.kubectl("set", "env", "deployment/app", "-n", ns, "VERSION=two")
-    _rolled_out(cluster, ns, "deployment/app")
+    cluster.until_rolled_out(ns, "deployment/app")
     try:
         cluster.kubectl(
             *("drain", "win-2019", "--ignore-daemonsets", "--force", "--delete-emptydir-data"),
-            *("--timeout=120s", f"--pod-selector=in={ns}"),
+            *(IN_TIME, f"--pod-selector=in={ns}"),
         )
-        _rolled_out(cluster, ns, "deployment/app")
+        cluster.until_rolled_out(ns, "deployment/app")
         names = cluster.kubectl("get", "pods", "-n", ns, "-o", "jsonpath={.items[*].spec.nodeName}")
         assert set(names.split()) == {"win-2022"}
     finally:
@@ -101,10 +103,10 @@ def test_jobs_stateful_sets_and_daemon_sets_run(cluster: WindowsCluster) -> None
             "spec": {"template": {"spec": job}},
         },
     )
-    cluster.kubectl("wait", "-n", ns, "--for=condition=Complete", "--timeout=180s", "job/once")
+    cluster.kubectl("wait", "-n", ns, "--for=condition=Complete", IN_TIME, "job/once")
     assert cluster.kubectl("logs", "-n", ns, "job/once").strip() == "done"
-    _rolled_out(cluster, ns, "statefulset/app")
-    _rolled_out(cluster, ns, "daemonset/app")
+    cluster.until_rolled_out(ns, "statefulset/app")
+    cluster.until_rolled_out(ns, "daemonset/app")
     seen = cluster.get(ns, "daemonset", "app")["status"]
     assert seen["numberReady"] == len(BUILDS)
     assert cluster.get(ns, "pod", "app-0")["spec"]["hostname"] == "app-0"
@@ -122,7 +124,7 @@ def test_a_killed_node_loses_and_restarts_no_pod(cluster: WindowsCluster) -> Non
     cluster.until_ready(ns, "new")
     assert _status(cluster, ns, "stays") == before
     assert cluster.exec(ns, "stays", "cmd", "/c", "echo here").strip() == "here"
-    _delete_pods(cluster, ns)
+    cluster.delete_pods(ns)
 
 
 CONDITIONS = {
@@ -149,6 +151,10 @@ def test_a_running_pod_is_told_as_a_kubelet_tells_it(cluster: WindowsCluster) ->
     spec = windows_spec(cluster.image, *SLEEP, node="win-2022", container={"resources": SIZED})
     cluster.plane.apply(_pod(ns, "web", spec))
     cluster.until_ready(ns, "web")
+    eventually(
+        lambda: cluster.kubectl("describe", "pod", "web", "-n", ns),
+        lambda said: re.search(r"Started\s.*Container started|Started container app", said),
+    )
     told = cluster.get(ns, "pod", "web")
     status = told["status"]
     assert {c["type"]: c["status"] for c in status["conditions"]} == CONDITIONS
@@ -167,12 +173,10 @@ def test_a_running_pod_is_told_as_a_kubelet_tells_it(cluster: WindowsCluster) ->
     assert set(container["state"]) == {"running"}
     wide = cluster.kubectl("get", "pod", "web", "-n", ns, "-o", "wide")
     assert status["podIP"] in wide
-    described = cluster.kubectl("describe", "pod", "web", "-n", ns)
-    assert re.search(r"Started\s.*Container started|Started container app", described)
     time.sleep(2)
     again = cluster.get(ns, "pod", "web")["metadata"]["resourceVersion"]
     assert again == told["metadata"]["resourceVersion"]
-    _delete_pods(cluster, ns)
+    cluster.delete_pods(ns)
 
 
 def _namespace(cluster: WindowsCluster, name: str) -> str:
@@ -194,14 +198,6 @@ def _workload(namespace: str, kind: str, image: str, **spec: Any) -> dict[str, A
         "metadata": {"name": "app", "namespace": namespace},
         "spec": {"selector": {"matchLabels": labels}, "template": template, **spec},
     }
-
-
-def _rolled_out(cluster: WindowsCluster, namespace: str, what: str) -> None:
-    cluster.kubectl("rollout", "status", what, "-n", namespace, "--timeout=180s")
-
-
-def _delete_pods(cluster: WindowsCluster, namespace: str) -> None:
-    cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--timeout=120s")
 
 
 def _status(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:

@@ -28,23 +28,25 @@ def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodePr
                 cluster.until(f"{name} is ready", partial(is_ready, plane, name))
             yield process
         finally:
-            cluster.kubectl("delete", "pods", "--all", "-n", NAMESPACE, "--timeout=60s")
+            cluster.delete_pods(NAMESPACE)
             for name in BUILDS:
-                plane.request("DELETE", f"/api/v1/nodes/{name}")
                 remove_sandboxes(tmp_path / f"root/nodes/{name}/cri.sock")
+    for name in BUILDS:
+        plane.request("DELETE", f"/api/v1/nodes/{name}")
 
 
 def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine(
     cluster: WindowsCluster, pair: NodeProcess, tmp_path: Path
 ) -> None:
     cluster.plane.create_namespace(NAMESPACE)
+    listening = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
     for name in BUILDS:
         cluster.plane.apply(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": name, "namespace": NAMESPACE},
-                "spec": windows_spec(cluster.image, node=name),
+                "spec": windows_spec(cluster.image, node=name, container=listening),
             }
         )
     cluster.until_ready(NAMESPACE, *BUILDS)
