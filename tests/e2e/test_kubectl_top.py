@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.cri.test_images import push
 from tests.e2e import windows_programs
+from tests.e2e.controlplane import IN_TIME
 from tests.e2e.metrics_server import metrics_server, program
 from tests.e2e.test_node_api import PATIENCE, ApiNode, node, programs
 from tests.images.registries import home, registry
@@ -32,24 +33,23 @@ async def test_top_shows_what_windows_pods_use_and_an_autoscaler_acts_on_it(
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": made}).encode()
     await node.kubectl("apply", "-f", "-", stdin=listed)
     await node.until_said("deployment/busy", "holding")
+    first = await node.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
     with metrics_server(node.plane, tmp_path, server):
-        row = (await shown(node, "pod", "--containers"))[0]
-        assert row[0].startswith("busy-")
+        row = (await shown(node, "pod", first, "--containers"))[0]
+        assert row[0] == first
         assert row[1] == "app"
         assert 0 < millicores(row[2]) < 400
         assert HELD <= mebibytes(row[3]) < 512
-        assert mebibytes((await shown(node, "pod"))[0][2]) >= HELD
+        assert mebibytes((await shown(node, "pod", first))[0][2]) >= HELD
         (of_node,) = await shown(node, "node", node.name)
         assert of_node[0] == node.name
         assert millicores(of_node[1]) > 0
         assert mebibytes(of_node[3]) >= HELD
-        reason = 'jsonpath={.status.conditions[?(@.type=="ScalingActive")].reason}'
         await node.kubectl(
-            *("wait", "deployment/busy", "--for=jsonpath={.status.replicas}=2", "--timeout=120s")
+            *("wait", "deployment/busy", "--for=jsonpath={.status.replicas}=2", IN_TIME)
         )
-        assert await node.kubectl("get", "hpa", "busy", "-o", reason) == "ValidMetricFound"
-    foreground = ("--cascade=foreground", "--timeout=60s")
-    await node.kubectl("delete", "hpa/busy", "deployment/busy", *foreground)
+        await node.kubectl("wait", "hpa/busy", "--for=condition=ScalingActive", IN_TIME)
+    await node.kubectl("delete", "hpa/busy", "deployment/busy", "--cascade=foreground", IN_TIME)
 
 
 def deployment(node: str, image: str) -> dict[str, Any]:
