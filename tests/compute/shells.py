@@ -57,7 +57,7 @@ async def change_registry(agent: Agent, changes: Iterable[RegistryChange]) -> No
 def until_listening(path: Path) -> None:
     folder = os.open(path.parent, os.O_PATH)
     try:
-        for _ in range(500):
+        for _ in range(12000):
             with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
                 probe.connect(f"/proc/self/fd/{folder}/{path.name}")
                 return

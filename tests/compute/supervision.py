@@ -15,9 +15,11 @@ import pytest
 from winpod.compute.agent import Program
 from winpod.compute.native import WPROXY, native_program
 
+PATIENCE = 120.0
 
-def until(what: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
+
+def until(what: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
@@ -72,7 +74,7 @@ class Conmon:
         command += ["--exit-dir", str(self.folder / "exits"), "-l", "none"]
         command += ["--socket-dir-path", str(self.folder / "sockets"), *options]
         environment = {**os.environ, "_OCI_SYNCPIPE": str(write)}
-        subprocess.run(command, check=True, pass_fds=[write], env=environment, timeout=20)
+        subprocess.run(command, check=True, pass_fds=[write], env=environment, timeout=PATIENCE)
         os.close(write)
         with os.fdopen(read) as answers:
             self.answer = json.loads(answers.readline())

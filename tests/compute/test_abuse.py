@@ -41,7 +41,7 @@ def garbage(chosen: random.Random) -> bytes:
 
 
 async def served(agent: Agent) -> None:
-    await asyncio.wait_for(agent.ping(), 10)
+    await asyncio.wait_for(agent.ping(), 120)
 
 
 async def test_garbage_ends_its_own_connection_only(shell: StandinShell) -> None:
@@ -81,7 +81,7 @@ async def test_clients_that_never_read_cost_no_more_than_their_windows(
         writer.write(frame(6) * 200)
         deaf.append(writer)
     await served(shell.agent)
-    assert (await asyncio.wait_for(shell.agent.run(Program("say on")), 10)).output == b"on"
+    assert (await asyncio.wait_for(shell.agent.run(Program("say on")), 120)).output == b"on"
     assert shell.memory < 60 * MIB + 16 * MIB
     for writer in deaf:
         writer.close()
@@ -97,7 +97,7 @@ async def test_three_hundred_connections_at_once_are_served_or_turned_away(
             return False
         return finished.output == b"on"
 
-    done = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(300))), 30)
+    done = await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(300))), 120)
     assert sum(done) >= 128
     await served(shell.agent)
 
@@ -138,7 +138,7 @@ def test_a_start_that_makes_no_sense_is_refused(
     if start is not None:
         (shell.folder / "start").write_bytes(start)
     process = call(shell.folder)
-    assert sentence in process.communicate(timeout=10)[1]
+    assert sentence in process.communicate(timeout=120)[1]
     assert process.returncode == 1
 
 
@@ -150,7 +150,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        server.settimeout(10)
+        server.settimeout(120)
         yield server
 
 
@@ -171,7 +171,7 @@ async def test_a_pipe_is_carried_and_the_relay_ends_with_the_shell(
         write_pipes(shell.folder, [Pipe("echo", tmp_path / "s")])
         await start_relay(shell.folder)
         connection, _ = await asyncio.to_thread(server.accept)
-        connection.settimeout(10)
+        connection.settimeout(120)
         for _ in range(50):
             connection.sendall(b"x" * 20_000)
             got = b""
@@ -191,7 +191,7 @@ async def test_a_pipe_of_an_agent_that_raves_ends_and_the_relay_goes_on(
         write_pipes(shell.folder, [Pipe(f"garble {seed}", tmp_path / "s")])
         await start_relay(shell.folder)
         connection, _ = await asyncio.to_thread(server.accept)
-        connection.settimeout(10)
+        connection.settimeout(120)
         while connection.recv(1 << 16):
             pass
         connection.close()
@@ -233,6 +233,8 @@ async def test_a_relay_waits_for_room_in_a_full_shell_without_haste(
         held.append((await asyncio.open_unix_connection(shell.agent.path))[1])
     write_pipes(shell.folder, [Pipe("waits", tmp_path / "s")])
     starting = asyncio.create_task(start_relay(shell.folder))
+    while not relays(shell.folder):  # noqa: ASYNC110 - a process, which tells nobody
+        await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)
     assert not starting.done()
     [process] = relays(shell.folder)
@@ -240,4 +242,4 @@ async def test_a_relay_waits_for_room_in_a_full_shell_without_haste(
     assert ticks / os.sysconf("SC_CLK_TCK") < 0.2
     for writer in held:
         writer.close()
-    await asyncio.wait_for(starting, 10)
+    await asyncio.wait_for(starting, 120)

@@ -105,9 +105,9 @@ async def test_a_writer_does_not_wait_for_a_shell_that_has_died(shell: StandinSh
         await asyncio.sleep(0.1)
         shell.process.kill()
         with pytest.raises(AgentGone):
-            await asyncio.wait_for(running.wait(), 5)
+            await asyncio.wait_for(running.wait(), 60)
         with pytest.raises(AgentGone):
-            await asyncio.wait_for(writing, 5)
+            await asyncio.wait_for(writing, 60)
 
 
 async def test_a_terminal_is_resized(shell: StandinShell) -> None:
@@ -131,7 +131,7 @@ async def test_a_reader_that_stops_blocks_no_one_else_and_holds_little_memory(
         await anext(output)
         before = shell.memory
         for turn in range(20):
-            said = await asyncio.wait_for(shell.agent.run(Program(f"say {turn}")), 10)
+            said = await asyncio.wait_for(shell.agent.run(Program(f"say {turn}")), 60)
             assert said.output == str(turn).encode()
         many = await asyncio.gather(
             *(shell.agent.run(Program(f"flood {MIB + turn}")) for turn in range(20))
@@ -151,7 +151,7 @@ async def test_a_client_that_vanishes_takes_its_program_along(shell: StandinShel
     assert len(await shell.agent.processes()) == 1
     async with running:
         pass
-    for _ in range(50):
+    for _ in range(3000):
         if not await shell.agent.processes():
             return
         await asyncio.sleep(0.02)
@@ -208,7 +208,7 @@ async def test_winit_hangs_up_on_a_client_that_breaks_the_protocol(
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(shell.agent.path)
     writer.write(frame)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
     await shell.agent.ping()
 
@@ -219,7 +219,7 @@ async def test_frames_may_come_in_any_pieces(shell: StandinShell) -> None:
     for byte in struct.pack("<IB", len(payload), 1) + payload:
         writer.write(bytes([byte]))
         await writer.drain()
-    assert b"pieces" in await asyncio.wait_for(reader.readuntil(b"pieces"), 5)
+    assert b"pieces" in await asyncio.wait_for(reader.readuntil(b"pieces"), 60)
     writer.close()
 
 
@@ -232,7 +232,7 @@ async def test_more_clients_than_winit_serves_are_turned_away_and_the_rest_go_on
             await shell.agent.ping()
         connections.append(await asyncio.open_unix_connection(shell.agent.path))
     extra, closing = await asyncio.open_unix_connection(shell.agent.path)
-    assert await asyncio.wait_for(extra.read(), 5) == b""
+    assert await asyncio.wait_for(extra.read(), 60) == b""
     closing.close()
     for _, writer in connections:
         writer.close()

@@ -67,7 +67,7 @@ async def test_every_byte_goes_both_ways_and_the_end_is_seen(shell: StandinShell
         await attached.write(data)
         await attached.end_input()
 
-    async with await attach(shell) as attached, asyncio.timeout(20):
+    async with await attach(shell) as attached, asyncio.timeout(120):
         sending = asyncio.create_task(send(attached))
         found = b"".join([piece async for _, piece in attached.output()])
         await sending
@@ -80,7 +80,7 @@ async def test_a_client_without_input_does_not_end_that_of_others(shell: Standin
     async with await attach(shell, stdin=False):
         pass
     data = bytes(2 * MIB)
-    async with await attach(shell) as attached, asyncio.timeout(20):
+    async with await attach(shell) as attached, asyncio.timeout(120):
         sending = asyncio.create_task(attached.write(data))
         assert len(await heard(attached, len(data))) == len(data)
         await sending
@@ -92,9 +92,12 @@ async def test_a_client_without_input_does_not_end_that_of_others(shell: Standin
 
 async def test_the_terminal_of_a_container_changes_its_size(shell: StandinShell) -> None:
     supervise(shell, "wait", tty=True)
-    async with await attach(shell) as attached, asyncio.timeout(10):
-        await attached.resize(Size(132, 43))
-        assert b"size 132 43" in await heard(attached, 12)
+    async with await attach(shell) as attached, asyncio.timeout(120):
+        hearing = asyncio.create_task(heard(attached, 12))
+        while not hearing.done():  # what is said before conmon has taken a client is lost
+            await attached.resize(Size(132, 43))
+            await asyncio.wait((hearing,), timeout=0.2)
+        assert b"size 132 43" in await hearing
 
 
 async def test_without_a_supervisor_it_is_said(shell: StandinShell) -> None:

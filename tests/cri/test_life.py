@@ -1,6 +1,7 @@
 """Sandboxes and containers over gRPC, with simulated compute and a network of loopback only."""
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -314,10 +315,17 @@ async def test_a_client_on_linux_changes_what_windows_has_too(client: Client, im
 async def test_events_are_told_to_who_listens(client: Client, image: str) -> None:
     events = client.stream("GetContainerEvents", api.GetEventsRequest())
     first = asyncio.ensure_future(anext(events))
-    await asyncio.sleep(0.2)
-    container = await create(client, await run_sandbox(client), image)
+    for number in itertools.count():  # until somebody is known to listen
+        await run_sandbox(client, f"early-{number}")
+        if (await asyncio.wait((first,), timeout=0.1))[0]:
+            break
+    sandbox = await run_sandbox(client)
+    container = await create(client, sandbox, image)
     await start(client, container)
-    seen = [await first, *[await anext(events) for _ in range(3)]]
+    seen: list[Any] = []
+    while len(seen) < 4:
+        event = await anext(events)
+        seen += [event] if event.container_id in (sandbox, container) else []
     assert [e.container_event_type for e in seen] == [0, 1, 0, 1]
     assert seen[3].container_id == container
     assert seen[3].pod_sandbox_status.metadata.name == "web"

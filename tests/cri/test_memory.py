@@ -87,7 +87,7 @@ async def test_a_container_ends_by_itself_when_its_command_says_so_and_tells() -
     await asyncio.sleep(0)
     _, container = await run(runtime, "simulate", "3", "0.01")
     assert (await first).container_event_type == api.CONTAINER_STARTED_EVENT
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         async for event in events:
             if event.container_event_type == api.CONTAINER_STOPPED_EVENT:
                 break

@@ -44,7 +44,7 @@ async def simulation(root: Path, home: Path, end: signal.Signals) -> AsyncIterat
 
 
 async def until_it_answers(client: Client) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             try:
                 await client.call("Version", api.VersionRequest())

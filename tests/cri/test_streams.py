@@ -11,6 +11,7 @@ from tests.cri.streaming.stand_in_client import StandInClient, exec_client
 from tests.cri.test_life import client, create, image, node, run_sandbox, start
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.streaming import spdy_frames as frames
 from winpod.cri.streams import reachable_host
 
 __all__ = ["client", "image", "node"]
@@ -53,11 +54,12 @@ async def test_an_attached_client_is_let_go_when_the_container_ends(
     client: Client, container: str
 ) -> None:
     where = await url(client, "Attach", container_id=container, stdin=True, stdout=True)
-    attached = asyncio.create_task(finished(where, "stdin", "stdout"))
-    await asyncio.sleep(0.2)
-    assert not attached.done()
-    await client.call("StopContainer", api.StopContainerRequest(container_id=container))
-    assert (await attached)[1]["status"] == "Success"
+    async with exec_client(where, "stdin", "stdout") as (attached, ids):
+        for _ in ids:
+            await attached.until(frames.SynReply)
+        await client.call("StopContainer", api.StopContainerRequest(container_id=container))
+        got = await attached.collect()
+    assert json.loads(got[ids["error"]])["status"] == "Success"
 
 
 async def test_a_port_of_the_pod_is_reached(client: Client) -> None:

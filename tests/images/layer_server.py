@@ -69,7 +69,7 @@ async def broken_off(
         response.headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
     await response.prepare(request)
     await response.write(content[start:end])
-    for _ in range(1000):
+    for _ in range(6000):
         if end >= len(content) or _size(kept) >= end:
             break
         await asyncio.sleep(0.02)

@@ -54,7 +54,7 @@ def pull_alone(root: Path, name: str) -> None:
         asyncio.run(pull_as(store, name))
 
 
-async def until(happened: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
     for _ in range(int(seconds * 100)):
         if happened():
             return

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.images.layer_server import broken_off, part, serving
+from tests.images.pulls import until
 from tests.images.registries import auths, log_in, serve, write_hosts
 from tests.images.whole_store import check, leftovers
 from tests.images.windows_images import (
@@ -302,9 +303,9 @@ async def test_a_pull_that_does_not_get_on_is_given_up(store: Store, drip: bytes
 
     async with serving(IMAGE, slow, DIGEST) as (_, address):
         started = time.monotonic()
-        with pytest.raises(PullStalled, match=r"stalled at \d+ of .* within 1 s"):
-            await pull_from(store, address, patience=1.0)
-        assert time.monotonic() - started < 5
+        with pytest.raises(PullStalled, match=r"stalled at \d+ of .* within 3 s"):
+            await pull_from(store, address, patience=3.0)
+        assert time.monotonic() - started < 60
     assert store.blob_path(DIGEST).stat().st_size >= SIZE // 2
 
 
@@ -315,13 +316,13 @@ async def test_a_slow_pull_that_gets_on_is_not_given_up(store: Store) -> None:
         await response.prepare(request)
         for position in range(start, SIZE, SIZE // 15):
             await response.write(content[position : position + SIZE // 15])
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
         return response
 
     async with serving(IMAGE, slow, DIGEST) as (_, address):
         started = time.monotonic()
-        assert is_whole(store, await pull_from(store, address, patience=1.0))
-        assert time.monotonic() - started > 1.2
+        assert is_whole(store, await pull_from(store, address, patience=3.0))
+        assert time.monotonic() - started > 3
 
 
 async def test_a_blob_that_is_gone_is_named(store: Store) -> None:
@@ -354,15 +355,19 @@ async def test_a_layer_that_is_kept_elsewhere_is_fetched_from_there(store: Store
 
 async def test_layers_are_downloaded_a_few_at_a_time(store: Store) -> None:
     layers = [layer({f"Files/{number}": bytes(1000)}) for number in range(9)]
+    digests = {one.descriptor.digest for one in layers}
     running = highest = 0
+    asked = itertools.count()
 
     async def watch(request: web.Request, content: bytes, start: int) -> web.StreamResponse | None:
         nonlocal running, highest
         del start
-        if request.path.endswith(made.id):
+        if request.path.rpartition("/")[2] not in digests:
             return None
         running += 1
         highest = max(highest, running)
+        if next(asked):  # how the registry is to be asked is found out with the first
+            await until(lambda: highest >= 3)
         await asyncio.sleep(0.05)
         running -= 1
         return web.Response(body=content)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -441,16 +440,16 @@ def test_a_bomb_is_found_before_it_is_unpacked(tmp_path: Path) -> None:
         unpack(buffer.getvalue(), tmp_path / "t", "gzip", limits=Limits(size=10 << 20))
 
 
-UNPACK_SLOWLY = """
-import sys, time
+UNPACK_A_PART = """
+import signal, sys
 from pathlib import Path
 from winpod.images.layers import unpack_layer
 def chunks():
     data = Path(sys.argv[1]).read_bytes()
-    for at in range(0, len(data), 4096):
+    for at in range(0, int(len(data) * float(sys.argv[3])), 4096):
         yield data[at:at + 4096]
-        time.sleep(0.001)
-    print("done", flush=True)
+    print("there", flush=True)
+    signal.pause()
 unpack_layer(chunks(), Path(sys.argv[2]), compression="none")
 """
 
@@ -458,18 +457,16 @@ unpack_layer(chunks(), Path(sys.argv[2]), compression="none")
 def test_a_kill_in_the_middle_leaves_only_the_target(tmp_path: Path) -> None:
     items = [file(f"Files/d{n % 7}/{n}", bytes(n * 10)) for n in range(300)]
     (tmp_path / "layer.tar").write_bytes(archive(*items, link("Files/l", "d1")))
-    for number, delay in enumerate((0.05, 0.1, 0.2)):
+    for number, part in enumerate((0.1, 0.5, 0.95)):
         target = tmp_path / f"t{number}"
         target.mkdir()
-        process = subprocess.Popen(
-            [sys.executable, "-c", UNPACK_SLOWLY, str(tmp_path / "layer.tar"), str(target)],
-            stdout=subprocess.PIPE,
-        )
-        while not (target / "Files").exists():
-            time.sleep(0.01)
-        time.sleep(delay)
+        command = [sys.executable, "-c", UNPACK_A_PART, str(tmp_path / "layer.tar"), str(target)]
+        process = subprocess.Popen([*command, str(part)], stdout=subprocess.PIPE)
+        assert process.stdout
+        assert process.stdout.readline() == b"there\n"
         os.kill(process.pid, signal.SIGKILL)
-        assert process.communicate()[0] == b""
+        process.communicate()
+        assert (target / "Files").exists()
         assert not (target / "layer.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.tar", "t0", "t1", "t2"]
     whole = unpack((tmp_path / "layer.tar").read_bytes(), tmp_path / "whole")

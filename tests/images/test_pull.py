@@ -255,7 +255,7 @@ async def test_a_pull_that_is_cancelled_leaves_what_can_be_resumed(store: Store)
         response.content_length = size
         await response.prepare(request)
         await response.write(content[start : size // 2])
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
         return response
 
     async with serving(image, half, digest) as (_, address):
@@ -299,7 +299,7 @@ async def test_an_unpacker_that_is_killed_is_named_and_leaves_nothing(store: Sto
         await asyncio.sleep(0.3)
         for pid in _children():
             os.kill(int(pid), signal.SIGKILL)
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
         return response
 
     async with serving(bundle(two_builds(large)), half, large.descriptor.digest) as (_, address):

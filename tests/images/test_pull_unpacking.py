@@ -193,7 +193,7 @@ def test_unpackers_do_not_outlive_a_pull_that_is_killed(tmp_path: Path) -> None:
             await asyncio.to_thread(process.join)
 
     asyncio.run(scenario())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while list(tmp_path.glob("ingest/session-*")):
         Store(tmp_path).close()
         assert time.monotonic() < deadline, "an unpacker still holds its session"

@@ -106,7 +106,7 @@ class Machine:
 
     def leftovers(self) -> dict[str, list[str]]:
         """All that a sandbox can leave on this machine; empty lists when nothing is left."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (links := self._links()) and time.monotonic() < deadline:
             time.sleep(0.01)  # the kernel takes a namespace apart in its own time
         return {
@@ -178,7 +178,7 @@ def ping(netns: Path, address: str) -> bool:
 
     def echo() -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
-            raw.settimeout(5)
+            raw.settimeout(60)
             header = struct.pack("!BBHHH", 8, 0, 0, 1, 1)
             checksum = 0xFFFF - sum(struct.unpack("!4H", header))
             raw.sendto(struct.pack("!BBHHH", 8, 0, checksum, 1, 1), (address, 0))

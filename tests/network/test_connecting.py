@@ -40,7 +40,7 @@ async def test_a_sandbox_reaches_the_world_under_the_address_of_the_host(machine
     await networks.connect(machine.attachment("one"))
 
     def call_the_world() -> socket.socket:
-        return socket.create_connection(("10.251.0.2", 80), timeout=5)
+        return socket.create_connection(("10.251.0.2", 80), timeout=60)
 
     server = listen(world)
     client = machine.namespaces.call("one", call_the_world)
@@ -70,7 +70,7 @@ async def test_a_port_of_the_host_leads_to_the_sandbox(machine: Machine, address
     ports = (PortMapping(80, 8080), PortMapping(81))
     await networks.connect(machine.attachment("one", port_mappings=ports))
     server = listen(networks.netns("one"))
-    client = socket.create_connection((address, 8080), timeout=5)
+    client = socket.create_connection((address, 8080), timeout=60)
     assert peer_of(server, client)
     assert machine.rules()
     await networks.disconnect("one")
@@ -85,8 +85,8 @@ async def test_a_port_of_one_address_of_the_host_is_of_no_other(machine: Machine
     await networks.connect(machine.attachment("one", port_mappings=ports))
     server = listen(networks.netns("one"))
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("10.250.1.1", 8080), timeout=5)
-    assert peer_of(server, socket.create_connection(("10.251.9.9", 8080), timeout=5))
+        socket.create_connection(("10.250.1.1", 8080), timeout=60)
+    assert peer_of(server, socket.create_connection(("10.251.9.9", 8080), timeout=60))
 
 
 async def test_bandwidth_is_limited_where_a_pod_asks_for_it(machine: Machine) -> None:
@@ -181,7 +181,7 @@ async def test_a_namespace_that_vanished_leaves_nothing(machine: Machine, masque
     await networks.disconnect("one")
     assert not any("one" in rule for rule in machine.rules())
     server = listen(networks.netns("two"))
-    assert peer_of(server, socket.create_connection(("10.250.1.1", 8081), timeout=5))
+    assert peer_of(server, socket.create_connection(("10.250.1.1", 8081), timeout=60))
     run("nsenter", f"--net={networks.netns('two')}", "ip", "link", "delete", "eth0")
     await networks.disconnect("two")
     assert machine.leftovers() == NOTHING

@@ -132,11 +132,14 @@ def is_running(pid: int) -> bool:
 
 
 async def test_a_plugin_that_outlives_winpod_is_waited_for(machine: Machine) -> None:
-    running, done = machine.directory / "running", machine.directory / "done"
-    slow = f"[ $CNI_COMMAND = ADD ] || exit 0\ntouch {running}\nsleep 1\ntouch {done}\necho {{}}"
+    running, go, done = (machine.directory / name for name in ("running", "go", "done"))
+    held = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    slow = f"[ $CNI_COMMAND = ADD ] || exit 0\ntouch {running}\n{held}\ntouch {done}\necho {{}}"
     await asyncio.to_thread(killed_while, machine, slow)
-    assert not done.exists()
-    assert await machine.networks().sweep(()) == []
+    sweeping = asyncio.create_task(machine.networks().sweep(()))
+    assert (await asyncio.wait((sweeping,), timeout=0.5))[1]
+    go.touch()
+    assert await sweeping == []
     assert done.exists()
     assert machine.leftovers() == NOTHING
 

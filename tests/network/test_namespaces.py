@@ -25,7 +25,7 @@ def test_a_namespace_has_its_name_its_loopback_and_an_end(machine: Machine) -> N
     assert not has_interface(path, "eth0")
     server = inside(path, lambda: socket.create_server(("127.0.0.1", 0)))
     port = server.getsockname()[1]
-    inside(path, lambda: socket.create_connection(("127.0.0.1", port), timeout=5)).close()
+    inside(path, lambda: socket.create_connection(("127.0.0.1", port), timeout=60)).close()
     server.close()
     with pytest.raises(NamespaceFailed, match="exists already"):
         namespaces.create("one")

@@ -40,12 +40,12 @@ async def test_a_failure_reaches_who_waits_and_who_comes_later() -> None:
 
 
 async def test_idleness_ends_the_block_and_traffic_does_not() -> None:
-    watch = IdleWatch(1.0)
+    watch = IdleWatch(2.0)
 
     async def work() -> None:
         async with watch:
-            for _ in range(4):
-                await asyncio.sleep(0.3)
+            for _ in range(6):
+                await asyncio.sleep(0.4)
                 watch.touch()
             touched.set()
             await asyncio.sleep(60)

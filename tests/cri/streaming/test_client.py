@@ -48,14 +48,11 @@ async def test_input_of_megabytes_goes_through_and_ends(server: StreamingServer)
 
 
 async def test_a_terminal_has_the_size_of_ours(server: StreamingServer) -> None:
-    command = ["sh", "-c", "read line; stty size"]
+    command = ["sh", "-c", "until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo seen"]
     url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
     async with open_session(url) as session:
-        reading = asyncio.create_task(all_output(session))
         await session.resize(Size(width=99, height=33))
-        await asyncio.sleep(0.3)
-        await session.write(b"go\n")
-        assert b"33 99" in (await reading)[STDOUT]
+        assert b"seen" in (await all_output(session))[STDOUT]
 
 
 async def test_what_the_runtime_cannot_do_is_its_sentence(server: StreamingServer) -> None:

@@ -1,6 +1,7 @@
 """The connection itself, over a pipe in memory that stands in for the network."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -59,12 +60,22 @@ def test_any_frames_leave_a_connection_that_ends_in_order(sent: list[frames.Fram
         for frame in sent:
             pipe.incoming.put_nowait(encoded(writer, frame))
         pipe.incoming.put_nowait(b"")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await serve_to_the_end(pipe)
         assert pipe.aborted
         return bytes(pipe.written)
 
     list(frames.FrameParser().feed(asyncio.run(run())))
+
+
+def answers_in(pipe: StandInPipe) -> list[frames.Frame]:
+    return list(frames.FrameParser().feed(bytes(pipe.written)))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 - a pipe, which tells nobody
+            await asyncio.sleep(0.01)
 
 
 async def open_stream(pipe: StandInPipe, connection: SpdyConnection) -> SpdyStream:
@@ -107,9 +118,8 @@ async def test_after_goaway_the_client_opens_no_more_streams() -> None:
     async with SpdyConnection.open(pipe, idle_timeout=5):
         pipe.incoming.put_nowait(frames.goaway(0, frames.Leaving.OK))
         pipe.incoming.put_nowait(writer.syn_stream(1, {}))
-        await asyncio.sleep(0.01)
-    refused = frames.RstStream(1, frames.Reset.REFUSED_STREAM)
-    assert refused in frames.FrameParser().feed(bytes(pipe.written))
+        refused = frames.RstStream(1, frames.Reset.REFUSED_STREAM)
+        await until(lambda: refused in answers_in(pipe))
 
 
 async def test_streams_beyond_a_number_are_refused() -> None:
@@ -117,8 +127,8 @@ async def test_streams_beyond_a_number_are_refused() -> None:
     async with SpdyConnection.open(pipe, idle_timeout=5, max_streams=2):
         for stream_id in (1, 3, 5):
             pipe.incoming.put_nowait(writer.syn_stream(stream_id, {}))
-        await asyncio.sleep(0.01)
-    answers = list(frames.FrameParser().feed(bytes(pipe.written)))
+        await until(lambda: len(answers_in(pipe)) == 3)
+        answers = answers_in(pipe)
     assert answers == [
         frames.SynReply(1, {}),
         frames.SynReply(3, {}),
