@@ -15,7 +15,7 @@ from winpod.cluster.operator import Place, Shared
 from winpod.instances.operator.part import instances_part
 from winpod.node.access import read_kubeconfig
 
-_PATIENCE = 90.0
+_PATIENCE = 600.0
 
 
 def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) -> int:

@@ -26,6 +26,7 @@ from winpod.instances.software.programs import REQUIRED
 
 BUILD = "10.0.20348"
 _LOOK_SECONDS = 0.05
+_PATIENCE = 300
 T = TypeVar("T")
 
 
@@ -115,7 +116,7 @@ class Fleet:
         instance.is_dead = False
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
 
     async def _add(self, name: str, port: int, windows: dict[str, Any]) -> Instance:
         folder = self.folder / name
@@ -165,7 +166,7 @@ class Fleet:
             playing.cancel()
             self.do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(30)
+            thread.join(_PATIENCE)
 
 
 READY = {"Containers": "Enabled"}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
@@ -17,14 +17,15 @@ from winpod.instances.cluster.resource import CRD, instances_path
 
 PATH = instances_path(NAMESPACE)
 APPS = "/apis/apps/v1/namespaces/shop/deployments"
-SETTINGS = "instances: {joinSeconds: 60, drainSeconds: 60}\n"
+T = TypeVar("T")
+SETTINGS = "instances: {joinSeconds: 900, drainSeconds: 900}\n"
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """With the rights that the chart gives, and what instances join by."""
     directory = tmp_path_factory.mktemp("plane")
-    with ControlPlane(directory) as running:
+    with ControlPlane(directory, node_silence="1h") as running:
         running.create_namespace("shop")
         running.create_namespace("machines")
         chosen = (
@@ -66,7 +67,7 @@ def clean(plane: ControlPlane) -> None:
         plane.request("PUT", f"{PATH}/{obj['metadata']['name']}", obj)
         plane.request("DELETE", f"{PATH}/{obj['metadata']['name']}")
     now = ("--all", "--grace-period=0", "--force")
-    plane.kubectl("delete", "deployments", "-n", "shop", "--all")
+    plane.kubectl("delete", "deployments,replicasets", "-n", "shop", "--all")
     plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", "shop", *now)
     plane.kubectl("delete", "events", "-n", NAMESPACE, "--all")
 
@@ -103,9 +104,12 @@ def says(plane: ControlPlane, instance: Instance | str, words: str) -> bool:
     return words in status(plane, instance).get("message", "")
 
 
-def reasons(plane: ControlPlane, instance: Instance | str) -> list[str]:
+def until_told(plane: ControlPlane, instance: Instance | str, *wanted: str) -> dict[str, str]:
+    """What was told of it by its reason, once all that is wanted was: events come after deeds."""
     name = instance if isinstance(instance, str) else instance.address
-    return [reason for reason, _ in events_of(plane, NAMESPACE, name)]
+    return eventually(
+        lambda: dict(events_of(plane, NAMESPACE, name)), lambda told: set(wanted) <= told.keys()
+    )
 
 
 def deployment(
@@ -139,7 +143,7 @@ class Watching:
         self._nodes = list(nodes)
         self.most_at_once = 0
 
-    def look(self) -> bool:
+    def look(self) -> Literal[True]:
         listed = found(self._plane, PATH)["items"]
         changing = sum(bool(one.get("status", {}).get("changingSince")) for one in listed)
         nodes = found(self._plane, "/api/v1/nodes")["items"]
@@ -154,13 +158,13 @@ class Watching:
 
 def wake(plane: ControlPlane, seconds: str) -> None:
     """Settings that change nothing but make the operator look at once."""
-    configure(plane, f"instances: {{joinSeconds: 60, drainSeconds: 6{seconds}}}\n")
+    configure(plane, SETTINGS.replace("drainSeconds: 900", f"drainSeconds: 90{seconds}"))
 
 
-def in_time(plane: ControlPlane, holds: Callable[[], object], within: float = 90) -> None:
+def in_time(plane: ControlPlane, holds: Callable[[], T]) -> T:
     """Waits until it is so, and says of what it waits for in vain what the instances are like."""
     try:
-        eventually(holds, within=within)
+        return eventually(holds)
     except AssertionError as late:
         seen = {
             one["metadata"]["name"]: one.get("status", {}) for one in found(plane, PATH)["items"]
