@@ -6,6 +6,7 @@ Instances are stand-ins that answer from memory over real SSH; winpod's node age
 import base64
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from winpod.instances.laptop.hosting_cluster import CORDONED
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("plane")) as running:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), node_silence="1h") as running:
         running.create_namespace("shop")
         yield running
 
@@ -101,10 +102,11 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     eventually(lambda: "items" in found(plane, instances_path("shop")))
     kept = {"name": ones[0].address, "namespace": "shop"}
     spec = {"address": ones[0].address, "username": "Administrator"}
-    plane.apply({"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec})
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec}
+    assert plane.request("POST", instances_path("shop"), body).status == HTTPStatus.CREATED
     stays = laptop.apply("1.1.0")
     assert f"{ones[0].address}: an operator of this cluster looks after it" in stays.err
-    plane.kubectl("delete", "windowsinstance", "-n", "shop", ones[0].address)
+    plane.request("DELETE", f"{instances_path('shop')}/{ones[0].address}")
 
     left = laptop.instance("remove", "--yes")
     assert left.code == 1, left.err
