@@ -38,9 +38,9 @@ async def in_foreground(
     async with open_session(url) as session:
         ending = asyncio.create_task(exit_code(client, container))
         try:
-            if start:
-                await start()
             with _stopping(client, container):
+                if start:
+                    await start()
                 if not await carry(session, stdin=stdin, terminal=terminal):
                     return DETACHED
                 session.exit_code  # noqa: B018 - raises where the session failed
