@@ -25,7 +25,8 @@ from winpod.windows.builds import Build, parse_build
 from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 
 IDLE_SECONDS = 120
-_ANSWER_SECONDS = 20
+_ANSWER_SECONDS = 60
+_END_SECONDS = 60
 _LONGEST_SOCKET = 107
 _NOBODY = "Nobody serves Windows containers for {}"
 
@@ -194,14 +195,20 @@ async def end_idle(root: Path) -> None:
     """What waits in the background for commands to come has ended, unless containers run."""
     found = await _answering(root)
     if found and await _is_ending(found):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                (await FileLock.wait_for(own_directory(root) / "lock")).release()
+        await _until_ended(root)
 
 
 async def _make_way(root: Path, found: Found, wanted: Wanted) -> None:
     if not await _is_ending(found):
         raise wanted.refusal(root, found.serving)
+    await _until_ended(root)
+
+
+async def _until_ended(root: Path) -> None:
+    """What was told to end has, as far as it does so in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECONDS):
+            (await FileLock.wait_for(own_directory(root) / "lock")).release()
 
 
 async def _is_ending(found: Found) -> bool:
