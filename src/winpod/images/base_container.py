@@ -22,7 +22,7 @@ from winpod.images.base_errors import ToolMissing
 MEMORY = 2 << 30
 PROCESSES = 256
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_PATIENCE = 2.0
+_PATIENCE = 30.0
 _RUNTIMES = ("runc", "crun")
 _TEMPORARY = ("nosuid", "nodev", "mode=1777", "size=256m")
 ENVIRONMENT = {
