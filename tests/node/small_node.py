@@ -72,7 +72,7 @@ class SmallNode:
     facts: NodeFacts
     objects: KnownObjects = field(default_factory=KnownObjects)
     said: Recorder = field(default_factory=Recorder)
-    patience: float = 20.0
+    patience: float = 120.0
 
     @asynccontextmanager
     async def engine(self, client: Client, **more: Any) -> AsyncIterator[Engine]:

@@ -55,7 +55,7 @@ async def port() -> AsyncIterator[int]:
 async def get(checks: Checks, port: int | str, path: str, **more: Any) -> Answer:
     action = read(v1.HTTPGetAction, {"path": path, "port": port, **more})
     container = v1.Container(name="app", ports=[v1.ContainerPort(containerPort=80, name="web")])
-    return await checks.http(action, container, LOCAL, 0.5)
+    return await checks.http(action, container, LOCAL, 0.5 if "after" in path else 60)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ async def test_nobody_at_the_port_is_a_failure_with_its_reason(
     answer = await get(checks, unused_tcp_port, "/")
     assert answer.output == f'Get "http://{at}/": dial tcp {at}: connect: connection refused'
     action, container = v1.TCPSocketAction(port=unused_tcp_port), v1.Container(name="app")
-    answer = await checks.tcp(action, container, LOCAL, 1)
+    answer = await checks.tcp(action, container, LOCAL, 60)
     assert answer.output == f"dial tcp {at}: connect: connection refused"
 
 
 async def test_tcp_asks_only_whether_somebody_listens(checks: Checks, port: int) -> None:
     action, container = v1.TCPSocketAction(port=port), v1.Container(name="app")
-    assert (await checks.tcp(action, container, LOCAL, 1)).result is Result.SUCCESS
+    assert (await checks.tcp(action, container, LOCAL, 60)).result is Result.SUCCESS
 
 
 async def test_a_port_that_has_no_name_is_an_error(checks: Checks) -> None:
@@ -133,7 +133,7 @@ async def test_grpc_services_are_asked_for_their_health(
     port = server.add_insecure_port(f"{LOCAL}:0")
     await server.start()
     try:
-        answer = await checks.grpc(v1.GRPCAction(port=port, service=service), LOCAL, 5)
+        answer = await checks.grpc(v1.GRPCAction(port=port, service=service), LOCAL, 60)
     finally:
         await server.stop(None)
     assert (answer.result, answer.output) == (result, words)

@@ -85,12 +85,17 @@ async def test_a_log_is_followed_across_rotations_to_its_end(path: Path) -> None
         async for line in log.follow(ended):
             found.append(line.content.decode())
 
+    async def until_found(*words: str) -> None:
+        async with asyncio.timeout(60):
+            while len(found) < len(words):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert found == [*words]
+
     following = asyncio.create_task(follow())
-    await asyncio.sleep(0.15)
+    await until_found("one")
     rotate(path, before_reopening=entry("two"))
     write(path, entry("three"))
-    await asyncio.sleep(0.15)
-    assert found == ["one", "two", "three"]
+    await until_found("one", "two", "three")
     write(path, entry("four"))
     ended.set_result(None)
     await following

@@ -59,7 +59,7 @@ class Playing:
         return {pod["name"]: pod for pod in state(self.world)["pods"]}
 
     async def until(self, is_so: Callable[[dict[str, dict[str, Any]]], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not is_so(self.pods()):  # noqa: ASYNC110 - nobody tells of a state
                 await asyncio.sleep(0.05)
 
