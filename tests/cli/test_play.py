@@ -138,7 +138,7 @@ def test_the_next_command_goes_on_where_a_killed_process_was(run: Run, home: Pat
     run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
     serving = json.loads((home / "root/nodes/win-2022/runtime/serving.json").read_text())
     os.kill(serving["process"], signal.SIGKILL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         pods = json.loads(run("ps", "--pods", "-o", "json").out)["pods"]
         if [pod["isReady"] for pod in pods] == [True, True]:

@@ -248,7 +248,7 @@ async def test_a_pull_that_is_ended_goes_on_with_the_next(
     partial = run.root / "ingest/blobs" / digest.replace(":", "-")
     async with half_a_layer(bundle(two_builds(large)), digest) as (address, ranges, go_on):
         with run.running(f"{address}/app:1") as process:
-            for _ in range(1000):
+            for _ in range(12000):
                 if partial.exists() and partial.stat().st_size >= size // 2:
                     break
                 await asyncio.sleep(0.01)
@@ -271,7 +271,7 @@ async def test_two_pulls_of_the_same_image_share_its_layers(run: Command) -> Non
     partial = run.root / "ingest/blobs" / digest.replace(":", "-")
     async with half_a_layer(bundle(two_builds(large)), digest) as (address, ranges, go_on):
         with run.running(f"{address}/app:1") as first:
-            for _ in range(1000):
+            for _ in range(12000):
                 if partial.exists():
                     break
                 await asyncio.sleep(0.01)

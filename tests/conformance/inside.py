@@ -36,7 +36,7 @@ ENDPOINT = "127.0.0.1:10010"
 SPDY, WEBSOCKET = "SPDY", "WebSocket"
 _STREAMING = "[k8s.io] Streaming"
 _OVER_WEBSOCKET = ("-websocket-exec", "-websocket-attach", "-websocket-portforward")
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 _PROCESSES = 256
 
 
