@@ -31,6 +31,8 @@ from winpod.windows.isolation import Isolation
 
 __all__ = ["home", "registry"]
 
+LOOKS = 6000
+
 
 class LonelyNetworks:
     """A stand-in for CNI: namespaces are real and lead nowhere but to themselves."""
@@ -106,7 +108,7 @@ class Node:
         return self._client
 
     async def until_warm(self) -> None:
-        for _ in range(1200):
+        for _ in range(LOOKS):
             if len(self._shells.waiting) >= self.warm:
                 return
             await asyncio.sleep(0.05)
@@ -140,7 +142,7 @@ async def pulled(client: Client, home: Path, registry: str, *versions: str) -> s
 
 
 async def ended(client: Client, container: str) -> Any:
-    for _ in range(1200):
+    for _ in range(LOOKS):
         seen = await status(client, container)
         if seen.state == api.CONTAINER_EXITED:
             return seen
@@ -280,7 +282,7 @@ async def test_the_container_goes_on_while_the_runtime_is_away(
         image = await pulled(client, home, registry)
         sandbox = await run_sandbox(client, log_directory=str(tmp_path))
         container = await create(client, sandbox, image, log_path="long.log")
-        line = ("cmd", "/c", "for /l %i in (1,1,40) do @(echo %i & ping -n 2 127.0.0.1 >nul)")
+        line = ("cmd", "/c", "for /l %i in (1,1,4000) do @(echo %i & ping -n 2 127.0.0.1 >nul)")
         container = await create_with(
             client, sandbox, image, line, "long", {"log_path": "long.log"}
         )

@@ -54,7 +54,7 @@ def windows_shell(base: Base, layer: Path, folder: Path) -> Iterator[Shell]:
             yield shell
         finally:
             shell.runc("delete", "--force", shell.name)
-            shell.process.wait(20)
+            shell.process.wait(300)
 
 
 def _start(base: Base, folder: Path) -> subprocess.Popen[bytes]:
