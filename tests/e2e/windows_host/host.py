@@ -21,7 +21,7 @@ SERVER_2019, SERVER_2022, SERVER_2025 = "10.0.17763", "10.0.20348", "10.0.26100"
 FRESH = {"Containers": "Disabled", "Microsoft-Hyper-V": "Disabled"}
 READY = {"Containers": "Enabled", "Microsoft-Hyper-V": "Disabled"}
 DOCKERD = r"C:\Program Files\docker\dockerd.exe"
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 _BLOCK = 4096
 _numbers = count(1)
 
@@ -54,14 +54,14 @@ class WindowsHost:
         r"""A file of `C:\\...` from outside; its case must be that of the file."""
         return self.drive / path.removeprefix("C:\\").replace("\\", "/")
 
-    def run(self, command: str, *, seconds: float = 60) -> Ran:
+    def run(self, command: str) -> Ran:
         """A line for the user's shell; exit codes arrive cut to 8 bits."""
         done = subprocess.run(
             [*self._ssh(), command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=seconds,
+            timeout=_PATIENCE,
             check=False,
         )
         return Ran(done.returncode, done.stdout.decode(errors="replace").replace("\r\n", "\n"))
@@ -94,7 +94,7 @@ class WindowsHost:
             console = (self.machine.folder / "console").read_text(errors="replace")
             raise AssertionError(f"the host {self.address} went off: {console[-2000:]}")
         try:
-            with socket.create_connection((self.address, PORT), 1) as connection:
+            with socket.create_connection((self.address, PORT), 10) as connection:
                 return connection.recv(4) == b"SSH-"
         except OSError:
             return False
@@ -163,7 +163,16 @@ class WindowsHost:
         """A service that is called docker, at Docker's place; it only runs."""
         self.put(programs.stand_in("service"), DOCKERD)
         self.done(rf'sc create docker binPath= "\"{DOCKERD}\" --run-service" start= auto')
-        self.done("sc start docker")
+        self.start("docker")
+
+    def start(self, name: str) -> None:
+        self.done(f"sc start {name}")
+        until(lambda: self.services(name) == {name: "running"}, f"{name} runs")
+
+    def stop(self, name: str) -> None:
+        """Until its process has ended, which is after the service manager has told it to."""
+        self.done(f"sc stop {name}")
+        until(lambda: self.services(name) == {name: "stopped"}, f"{name} has stopped")
 
     def put(self, source: Path, path: str) -> None:
         target = self.path(path)
@@ -172,13 +181,13 @@ class WindowsHost:
 
     def host_key(self) -> str:
         """What it shows to whoever comes; nothing while it is down."""
-        command = ["ssh-keyscan", "-t", "ed25519", "-T", "5", "-p", str(PORT), self.address]
+        command = ["ssh-keyscan", "-t", "ed25519", "-T", "60", "-p", str(PORT), self.address]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.partition(" ")[2].strip()
 
     def ssh_options(self) -> list[str]:
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
-        options += ["BatchMode=yes", "ConnectTimeout=5", "IdentitiesOnly=yes"]
+        options += ["BatchMode=yes", "ConnectTimeout=60", "IdentitiesOnly=yes"]
         words = [word for option in options for word in ("-o", option)]
         return ["-F", "none", "-i", str(self.key), "-o", f"Port={PORT}", *words]
 

@@ -33,7 +33,7 @@ async def _play(host: WindowsHost, node: str, ended: threading.Event) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         runs = _runs(host)
         if runs and (task is None or task.done()):
-            with suppress(ProcessLookupError):  # it has just died
+            with suppress(OSError):  # it has just died
                 _find_again(host)
                 work = run_kubelet(host.drive, node, host.address, SERVER_2022, "containerd")
                 task = asyncio.create_task(work)

@@ -150,7 +150,7 @@ class Machine:
         raise ProcessLookupError(f"the machine {self.name} is off")
 
     def _remove_groups(self) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         for group in [CONTROL_GROUPS, *CONTROL_GROUPS.glob("*/")]:
             place = group / self.container
             while place.is_dir():
