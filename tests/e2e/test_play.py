@@ -23,6 +23,7 @@ from winpod.node.play.server import socket_path
 __all__ = ["winpod"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE = 300.0
 BUILDS = ("--os-version", "10.0.17763.805", "--os-version", "10.0.20348.2113")
 
 
@@ -48,10 +49,13 @@ class Played:
     def get(self, port: int) -> str:
         line = ["nsenter", f"--net=/run/netns/{self.command.netns}", "curl", "-sS", "-m", "10"]
         line.append(f"http://localhost:{port}/")
-        return subprocess.run(line, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(line, capture_output=True, text=True).stdout
 
-    def until_it_serves(self, greeting: str) -> None:
-        eventually(lambda: self.get(8080), lambda got: got.startswith(greeting), within=60)
+    def until_it_serves(self, greeting: str, port: int = 8080) -> str:
+        return eventually(lambda: self.get(port), lambda got: got.startswith(greeting))
+
+    def until_said(self, words: str, *line: str) -> None:
+        eventually(lambda: self.command(*line), lambda ran: words in ran.stdout)
 
     def pods(self) -> list[dict[str, Any]]:
         pods: list[dict[str, Any]] = json.loads(self.command("ps", "--pods", "-o", "json").stdout)[
@@ -62,7 +66,7 @@ class Played:
     @property
     def process(self) -> int:
         ask = ["curl", "-sS", "--unix-socket", str(socket_path(self.command.root))]
-        told = subprocess.run([*ask, "http://play/process"], capture_output=True, timeout=30)
+        told = subprocess.run([*ask, "http://play/process"], capture_output=True, timeout=300)
         return int(json.loads(told.stdout)["id"])
 
     @property
@@ -151,12 +155,11 @@ def test_a_web_server_answers_on_localhost_and_follows_its_manifest(played: Play
         ("Running", "10.0.20348"),
     ]
     assert told["pods"][0]["why"] == "image 10.0.20348.2113 fits"
-    assert played.get(8080).startswith("Version 1.0 from WEB-")
-    assert played.get(8080).endswith("Windows 10.0.20348\n")
+    assert played.until_it_serves("Version 1.0 from WEB-").endswith("Windows 10.0.20348\n")
 
     for host in ("web", "web.default", "web.default.svc.cluster.local"):
         line = ("exec", "deploy/web", "--", "web.exe", "get", host, "8080")
-        assert "Version 1.0" in played.command(*line).stdout
+        played.until_said("Version 1.0", *line)
 
     unchanged = played.play(web, service(type="LoadBalancer"))
     assert {change["change"] for change in unchanged["changes"]} == {"unchanged"}
@@ -165,30 +168,30 @@ def test_a_web_server_answers_on_localhost_and_follows_its_manifest(played: Play
     new = workload("Deployment", "web", template("registry.example/web:2.0", **mounted), replicas=2)
     told = played.play(new, service(type="LoadBalancer"))
     assert {tuple(pod["images"]) for pod in told["pods"]} == {("registry.example/web:2.0",)}
-    assert played.get(8080).startswith("Version 2.0")
+    played.until_it_serves("Version 2.0")
 
     greeting = config_map(**{"greeting.txt": "Moin"})
     played.play(new, service(type="LoadBalancer"), greeting)
     played.play(new, service(type="LoadBalancer"), config_map(**{"greeting.txt": "Servus"}))
-    assert played.get(8080).startswith("Servus")
+    played.until_it_serves("Servus")
 
     before = {pod["uid"]: pod["restarts"] for pod in played.pods()}
     os.kill(played.process, signal.SIGKILL)
+    played.wait_for_the_end()
     assert "web-" in played.command("ps").stdout
     assert {pod["uid"]: pod["restarts"] for pod in played.pods()} == before
     played.until_it_serves("Servus")
 
-    assert "listening on port 80" in played.command("logs", "deploy/web").stdout
-    described = played.command("describe", "deploy/web").stdout
-    assert "readyReplicas: 2" in described
+    played.until_said("listening on port 80", "logs", "deploy/web")
+    played.until_said("readyReplicas: 2", "describe", "deploy/web")
     assert "Successfully assigned" in played.command("events").stdout
     port = ("port-forward", "deploy/web", "9090:80")
     forwarding = played.command.start(*port, stdout=subprocess.PIPE)
     assert forwarding.stdout is not None
     assert b"9090 -> 80" in forwarding.stdout.readline()
-    assert played.get(9090).startswith("Servus")
+    played.until_it_serves("Servus", 9090)
     forwarding.send_signal(signal.SIGINT)
-    assert forwarding.wait(10) == 130
+    assert forwarding.wait(PATIENCE) == 130
     forwarding.stdout.close()
 
 
@@ -209,7 +212,7 @@ def test_pods_keep_their_claims_and_find_each_other_by_name(played: Played) -> N
     headless = service("db", clusterIP="None")
     played.play(stateful, headless)
     line = ("exec", "db-0", "--", "web.exe", "get", "db-1.db", "80")
-    assert "from DB-1, " in played.command(*line).stdout
+    played.until_said("from DB-1, ", *line)
     written = played.command("exec", "db-1", "--", "cmd", "/c", "echo kept>C:\\data\\note.txt")
     assert written.returncode == 0, written.stderr
     ended = played.command("down")
@@ -254,13 +257,15 @@ def test_files_that_change_are_followed(played: Played) -> None:
         file.write_text(yaml.safe_dump_all([pod, service(type="LoadBalancer")]))
         played.until_it_serves("Version 2.0")
         assert [one["restarts"] for one in played.pods()] == [1]
-        file.write_text("not: [yaml")
-        time.sleep(1)
+        for nonsense in ("not: [yaml", ""):
+            file.write_text(nonsense)
+            time.sleep(2)
+        assert [one["restarts"] for one in played.pods()] == [1]
         file.write_text(yaml.safe_dump_all([service(type="LoadBalancer")]))
-        eventually(played.pods, lambda pods: pods == [], within=60)
+        eventually(played.pods, lambda pods: pods == [])
     finally:
         watching.send_signal(signal.SIGINT)
-        watching.wait(10)
+        watching.wait(PATIENCE)
 
 
 def test_the_stories_of_the_documents_run_as_they_stand(played: Played) -> None:
@@ -276,7 +281,7 @@ def test_the_stories_of_the_documents_run_as_they_stand(played: Played) -> None:
         "legacy": ("win-1809", "10.0.17763"),
         "modern": ("win-1903", "10.0.18362"),
     }
-    assert "Microsoft Windows 10.0.18362" in played.command("logs", "modern").stdout
+    played.until_said("Microsoft Windows 10.0.18362", "logs", "modern")
     played.command("down")
 
     ran, pods = story(2)

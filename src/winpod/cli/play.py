@@ -117,7 +117,13 @@ class _Asked:
         self.publish = publish
 
     def read(self) -> list[Document]:
-        return read_files(self.sources, self.namespace)
+        """A file that is being written may be empty: that is nothing, and not an end of all."""
+        if documents := read_files(self.sources, self.namespace):
+            return documents
+        raise InvalidInput(
+            f"There is nothing to play: {', '.join(self.sources)} has no objects in it.",
+            "Name a manifest with a Pod or a Deployment, for one.",
+        )
 
     def body(self, documents: list[Document], local: Sequence[str] = ()) -> Document:
         return {
@@ -149,20 +155,17 @@ def _serve(config: Config) -> None:
 
 
 async def _play(asked: _Asked, config: Config, seconds: float, watch: bool, output: Format) -> bool:
-    documents, stamp = asked.read(), asked.stamp()
-    if not documents:
-        raise InvalidInput(
-            f"There is nothing to play: {', '.join(asked.sources)} has no objects in it.",
-            "Name a manifest with a Pod or a Deployment, for one.",
-        )
+    seen = stamp = asked.stamp()
+    documents = asked.read()
     emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
     async with play_of(config.root, config, emulation=emulation) as client:
         good = await _apply(client, asked, documents, config, seconds, output)
         while watch:
             await asyncio.sleep(_WATCH_SECONDS)
-            if (now := asked.stamp()) == stamp:
+            before, seen = seen, asked.stamp()
+            if seen == stamp or seen != before:
                 continue
-            stamp = now
+            stamp = seen
             try:
                 new = asked.read()
                 await _remove(client, {*map(key_of, documents)} - {*map(key_of, new)})
