@@ -31,7 +31,7 @@ async def machine(tmp_path: Path, base: Base) -> AsyncIterator[RuntimeProcess]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> SmallNode:
-    return SmallNode(Node(tmp_path), facts_in(tmp_path / "node", thresholds=ROOMY), patience=40)
+    return SmallNode(Node(tmp_path), facts_in(tmp_path / "node", thresholds=ROOMY), patience=300)
 
 
 def pod_of(machine: RuntimeProcess, *containers: dict[str, Any], **spec: Any) -> v1.Pod:
@@ -49,7 +49,7 @@ def in_cmd(script: str) -> list[str]:
 def deleted(pod: v1.Pod) -> v1.Pod:
     data = pod.to_dict()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    data["metadata"] |= {"deletionTimestamp": now, "deletionGracePeriodSeconds": 5}
+    data["metadata"] |= {"deletionTimestamp": now, "deletionGracePeriodSeconds": 60}
     return read(v1.Pod, data)
 
 
@@ -98,12 +98,12 @@ async def test_a_probe_in_the_container_decides_and_a_kill_of_the_runtime_change
     app = {
         "name": "app",
         "command": ["C:\\hostile.exe", "stays"],
-        "readinessProbe": {**alive, "timeoutSeconds": 20},
+        "readinessProbe": {**alive, "timeoutSeconds": 60},
         "lifecycle": stop,
         "volumeMounts": [{"name": "data", "mountPath": "C:\\data"}],
     }
     volume = {"name": "data", "hostPath": {"path": str(machine.data)}}
-    pod = pod_of(machine, app, volumes=[volume], terminationGracePeriodSeconds=5)
+    pod = pod_of(machine, app, volumes=[volume], terminationGracePeriodSeconds=60)
     client = Client(f"unix:{machine.socket}")
     async with node.engine(client) as engine:
         engine.set(pod)

@@ -20,7 +20,7 @@ __all__ = ["winpod"]
 
 KINDS = ("http", "tcp", "grpc")
 TCP_PORTS = {"started": 7001, "ready": 7002, "live": 7003}
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Server:
     folder: Path
 
     def become(self, state: str) -> None:
-        (self.folder / "state").write_text(state)
+        new = self.folder / "new"
+        new.write_text(state)
+        new.replace(self.folder / "state")
 
     def ask(self, what: str) -> Any:
         """Of the process that plays, without a command in between: it is asked often."""
@@ -79,14 +81,14 @@ def asking(kind: str, what: str) -> dict[str, Any]:
 
 
 def container(kind: str, image: str) -> dict[str, Any]:
-    often = {"periodSeconds": 1, "failureThreshold": 2, "timeoutSeconds": 5}
+    often = {"periodSeconds": 1, "failureThreshold": 2, "timeoutSeconds": 60}
     return {
         "name": kind,
         "image": image,
         "command": ["C:\\health.exe", kind],
         "ports": [{"name": "http", "containerPort": 8080}] if kind == "http" else [],
         "volumeMounts": [{"name": "state", "mountPath": "C:\\state"}],
-        "startupProbe": asking(kind, "started") | often | {"failureThreshold": 100},
+        "startupProbe": asking(kind, "started") | often | {"failureThreshold": 1000},
         "readinessProbe": asking(kind, "ready") | often,
         "livenessProbe": asking(kind, "live") | often,
     }
