@@ -6,6 +6,7 @@ is not). Three of them under one operator are in test_instances_wine.py.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,7 +58,7 @@ def docker_host(tmp_path_factory: pytest.TempPathFactory, base: Base) -> Iterato
         host.install_docker()
         host.put(programs.stand_in("service"), r"C:\k\kubelet.exe")
         host.done(f'sc create kubelet binPath= "{OLD_KUBELET}" start= auto depend= docker')
-        host.done("sc start kubelet")
+        host.start("kubelet")
         for identity, name in NETWORKS.items():
             host.add_network(identity, name, "overlay")
         yield host
@@ -99,12 +100,12 @@ class Reached:
 
         return asyncio.run(run())
 
-    def apply_while(self, version: str, when: str, trouble: Callable[[], None]) -> str:
+    def apply_while(self, version: str, when: str, trouble: Callable[[], object]) -> str:
         """What it says when there is trouble as soon as it says that it does this."""
         desired = self.desired(version)
 
         async def work(host: Host) -> State:
-            troubled: list[Awaitable[None]] = []
+            troubled: list[Awaitable[object]] = []
 
             def tell(line: str) -> None:
                 if when in line and not troubled:
@@ -178,8 +179,10 @@ def test_a_host_that_restarts_or_dies_in_the_middle_of_an_upgrade_is_gone_on_wit
     reached: Reached,
 ) -> None:
     host = reached.host
-    restarted = reached.apply_while("1.1.0", "put the file", host.reboot)
-    assert "docker-1" in restarted
+    before = host.booted()
+    restart = partial(host.run, "shutdown /r /t 0")
+    assert "docker-1" in reached.apply_while("1.1.0", "put the file", restart)
+    until(lambda: host.booted() not in ("", before), "the host is back")
     died = reached.apply_while("1.1.0", "start the service", host.die)
     assert "docker-1" in died
     host.switch_on()
