@@ -44,7 +44,7 @@ class GuestCluster(WindowsCluster):
     def winpod(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [*self.machine.entering, sys.executable, "-m", "winpod", *arguments]
         environment = {**os.environ, "HOME": str(self.directory), "NO_COLOR": "1"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
     def handlers(self, name: str) -> set[str]:
         listed = node(self.plane, name)["status"]["runtimeHandlers"]
@@ -64,9 +64,12 @@ class GuestCluster(WindowsCluster):
         """The first guest makes the template, which is a boot of an emulated machine."""
         pods = [f"pod/{name}" for name in names]
         try:
-            self.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=420s", *pods)
+            self.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=900s", *pods)
         except KubectlFailed as error:
             raise AssertionError(self.kubectl("describe", "-n", namespace, *pods)) from error
+
+    def until_rolled_out(self, namespace: str, what: str) -> None:
+        self.kubectl("rollout", "status", what, "-n", namespace, "--timeout=900s")
 
     def microvms(self) -> list[int]:
         """The pids of their QEMUs."""
@@ -99,7 +102,7 @@ def guest_cluster(directory: Path, base: Base) -> Iterator[GuestCluster]:
             yield cluster
         finally:
             away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
-            cluster.kubectl("delete", "deployments", *away)
+            cluster.kubectl("delete", "deployments,replicasets", *away)
             cluster.kubectl("delete", "pods", *away)
             for name in BUILDS:
                 remove_sandboxes(directory / f"root/nodes/{name}/cri.sock")
