@@ -160,6 +160,7 @@ def test_the_real_containerd_runs_as_a_service_and_answers_the_real_crictl(
     log = r"C:\k\containerd.log"
     host.done(f'sc create containerd binPath= "{CONTAINERD} --run-service --log-file {log}"')
     host.start("containerd")
+    until(lambda: host.run(f"{CRICTL} version").code == 0, "containerd answers")
     handlers = json.loads(host.done(f"{CRICTL} info 2>nul"))["runtimeHandlers"]
     found = {handler.get("name", "") for handler in handlers}
     assert found == {"", "runhcs-wcow-process", "runhcs-wcow-hypervisor"}
