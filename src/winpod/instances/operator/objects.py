@@ -97,7 +97,7 @@ class InstanceObjects:
             before = msgspec.json.encode(now)
             change(now)
             if msgspec.json.encode(now) == before:
-                self.known[name] = now
+                self._keep(now)
                 return now
             try:
                 saved = await self._api.replace(f"{path}{part}", now)
@@ -109,8 +109,14 @@ class InstanceObjects:
                 await asyncio.sleep(0)
                 continue
             if saved.metadata.finalizers or not saved.is_leaving:
-                self.known[name] = copy.deepcopy(saved)
+                self._keep(saved)
             return saved
+
+    def _keep(self, obj: WindowsInstance) -> None:
+        """Unless something newer was told meanwhile, or that it has gone."""
+        known = self.known.get(obj.name)
+        if known and _revision(obj) >= _revision(known):
+            self.known[obj.name] = copy.deepcopy(obj)
 
     async def listed(self, objects: Sequence[WindowsInstance]) -> None:
         gone = set(self.known) - {obj.name for obj in objects}
