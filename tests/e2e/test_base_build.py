@@ -31,6 +31,7 @@ from winpod.images.errors import NoSpace
 STAND_IN = """\
 #!/bin/sh -e
 echo once >>{log}
+while [ -e {hold} ]; do sleep 0.05; done
 while [ "$1" != trixie ]; do shift; done
 cp -al {tree} "$2" 2>/dev/null || exec cp -a {tree} "$2"
 """
@@ -39,10 +40,18 @@ import os, signal, sys, threading
 from pathlib import Path
 from winpod.images.base import build_base
 
+dying = []
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 def progress(step):
     print(step.name, flush=True)
+    if dying:  # the step did not take as long
+        die()
     if step.name == {step!r}:
-        threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        dying.append(threading.Timer({delay}, die))
+        dying[0].start()
         if {delay} == 0:
             signal.pause()
 
@@ -71,7 +80,7 @@ def stand_in(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     log = tmp_path / "unpacked"
     program = tmp_path / "bin/mmdebstrap"
     program.parent.mkdir()
-    program.write_text(STAND_IN.format(log=log, tree=tree))
+    program.write_text(STAND_IN.format(log=log, tree=tree, hold=tmp_path / "hold"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return log
@@ -132,7 +141,7 @@ def test_a_killed_build_leaves_nothing(step: str, delay: float, root: Path, stan
     assert process.returncode == -signal.SIGKILL
     assert list_bases(root) == []
     assert len(entries(root)) == 1
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while processes_in(root):
         assert time.monotonic() < deadline, processes_in(root)
         time.sleep(0.05)
@@ -153,11 +162,15 @@ def test_a_build_after_a_killed_one_is_whole(root: Path, stand_in: Path) -> None
 
 
 def test_two_builds_at_once_make_one_base(root: Path, stand_in: Path) -> None:
-    both = [start_build(root), start_build(root)]
-    said = [process.communicate()[0].splitlines() for process in both]
+    (stand_in.parent / "hold").touch()
+    first, second = start_build(root), start_build(root)
+    waits = {process.stdout.readline().strip() for process in (first, second) if process.stdout}
+    assert waits == {bases.WAIT.name, bases.PACKAGES.name}
+    (stand_in.parent / "hold").unlink()
+    said = [process.stdout.read().splitlines() for process in (first, second) if process.stdout]
+    assert [first.wait(), second.wait()] == [0, 0]
     assert said[0][-1] == said[1][-1] == entries(root)[0]
     assert len(stand_in.read_text().splitlines()) == 1
-    assert bases.WAIT.name in {lines[0] for lines in said}
     again = build_base(root, refresh=True)
     assert entries(root) == [again.id] == [said[0][-1]]
 
