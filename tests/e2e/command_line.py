@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 from tests.e2e.waiting import eventually
+from tests.e2e.windows_container import link_base
 
 from winpod.cri.serving import Serving, read_serving
 from winpod.images.base import Base
@@ -43,7 +44,7 @@ class Winpod:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
@@ -81,7 +82,7 @@ def until_unlocked(lock: Path) -> None:
         return True
 
     with lock.open() as file:
-        eventually(lambda: is_free(file), within=30)
+        eventually(lambda: is_free(file), within=300)
 
 
 @pytest.fixture
@@ -93,9 +94,7 @@ def winpod(base: Base, tmp_path: Path) -> Iterator[Winpod]:
 @contextmanager
 def winpod_in(folder: Path, base: Base) -> Iterator[Winpod]:
     (folder / "root").mkdir()
-    (folder / "bases").mkdir()
-    (folder / "bases" / base.id).symlink_to(base.path)
-    (folder / "root/bases").symlink_to(folder / "bases")
+    link_base(folder / "root", base)
     netns = f"winpod-{uuid4().hex[:8]}"
     subprocess.run(["ip", "netns", "add", netns], check=True)
     subprocess.run(["ip", "-n", netns, "link", "set", "lo", "up"], check=True)

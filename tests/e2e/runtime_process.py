@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.cri.test_life import sandbox_config
+from tests.e2e.windows_container import link_base
 from tests.e2e.windows_programs import c_program
 
 from winpod.cli.main import app
@@ -53,7 +54,7 @@ class RuntimeProcess:
         self.pid = 0
         for place in (self.root, self.data):
             place.mkdir()
-        (self.root / "bases").symlink_to(base.path.parent)
+        link_base(self.root, base)
         self.config.write_text(f"[runtime]\nwarm_shells = {warm}\n")
         self._ids = folder / "ids"
         self._ids.touch()

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.e2e import windows_programs
 from tests.e2e.crictl import Crictl
+from tests.e2e.windows_container import link_base
 from tests.images.registries import docker_registry
 
 from winpod.cri.proto import api_pb2 as api
@@ -105,7 +106,7 @@ def machine(
     folder = tmp_path_factory.mktemp("crictl")
     root, socket, content = folder / "root", folder / "cri.sock", folder / "content"
     root.mkdir()
-    (root / "bases").symlink_to(base.path.parent)
+    link_base(root, base)
     content.mkdir()
     shutil.copy(windows_programs.go_program(name="talker"), content / "talker.exe")
     environment = {**os.environ, "HOME": str(folder), "WINPOD_ROOT": str(root)}

@@ -13,6 +13,7 @@ from winpod.images.layers import NameMap, lower_directories, unpack_layer
 from winpod.windows.builds import Build
 
 CHUNK = 1 << 20
+PATIENCE = 300.0
 
 
 def unpack_content(base: Base, content: Mapping[str, Path | str], folder: Path) -> Path:
@@ -30,6 +31,14 @@ def unpack_content(base: Base, content: Mapping[str, Path | str], folder: Path) 
     return layer
 
 
+def link_base(root: Path, base: Base) -> None:
+    """The one that a root has, whatever others are built meanwhile."""
+    own = root.with_name("bases")
+    own.mkdir()
+    (own / base.id).symlink_to(base.path)
+    (root / "bases").symlink_to(own)
+
+
 class Container:
     """One with a drive C: of its own; each run is a cold start of Wine."""
 
@@ -38,13 +47,13 @@ class Container:
         self.folder = folder
         self.written = folder / "upper"
 
-    def run(self, *command: str, seconds: float = 60) -> Result:
+    def run(self, *command: str) -> Result:
         return run_contained(
             self.base.rootfs,
             self.folder / "prefix",
             ["wine64", *command],
             self.folder,
-            seconds=seconds,
+            seconds=PATIENCE,
         )
 
     def run_in_cmd(self, command: str) -> Result:
