@@ -77,14 +77,19 @@ def test_a_deployment_rolls_out_and_its_node_is_drained(cluster: WindowsCluster)
     cluster.until_rolled_out(ns, "deployment/app")
     cluster.kubectl("set", "env", "deployment/app", "-n", ns, "VERSION=two")
     cluster.until_rolled_out(ns, "deployment/app")
-    try:
+    nodes = ("get", "pods", "-n", ns, "-o", "jsonpath={.items[*].spec.nodeName}")
+
+    def drained() -> set[str]:
+        """Where its pods are then; a scheduler that has not heard of it yet may put one there."""
         cluster.kubectl(
             *("drain", "win-2019", "--ignore-daemonsets", "--force", "--delete-emptydir-data"),
             *(IN_TIME, f"--pod-selector=in={ns}"),
         )
         cluster.until_rolled_out(ns, "deployment/app")
-        names = cluster.kubectl("get", "pods", "-n", ns, "-o", "jsonpath={.items[*].spec.nodeName}")
-        assert set(names.split()) == {"win-2022"}
+        return set(cluster.kubectl(*nodes).split())
+
+    try:
+        eventually(drained, lambda found: found == {"win-2022"})
     finally:
         cluster.kubectl("uncordon", "win-2019")
     cluster.kubectl("delete", "deployment", "app", "-n", ns)
