@@ -12,6 +12,7 @@ from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.controlplane.processes import ServerProcess
 from tests.e2e.machines import Machine
 from tests.e2e.objects import pods_path
+from tests.e2e.windows_container import link_base
 
 from winpod.images.base import Base
 
@@ -80,7 +81,7 @@ def process_of_nodes(
     (directory / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
     (directory / "config.toml").write_text(f"[runtime]\nwarm_shells = 0\n\n{settings}")
     (directory / "root").mkdir()
-    (directory / "root/bases").symlink_to(base.path.parent)
+    link_base(directory / "root", base)
     serving = plane.serving_certificate(f"{'-'.join(builds)}-serving", f"IP:{machine.address}")
     return NodeProcess(
         directory,

@@ -37,6 +37,7 @@ from tests.e2e.windows_cluster import (
     remove_sandboxes,
     windows_spec,
 )
+from tests.e2e.windows_container import link_base
 from tests.node.known_objects import read
 
 from winpod.cri.proto import api_pb2 as api
@@ -356,7 +357,7 @@ def _node_with_a_runtime_apart(
     """An agent on a machine of the cluster; what starts its runtime is told."""
     machine, root = cluster.machines["win-2022"], folder / "runtime"
     root.mkdir()
-    (root / "bases").symlink_to(base.path.parent)
+    link_base(root, base)
     config = folder / "config.toml"
     config.write_text("[runtime]\nwarm_shells = 0\n")
     entering = (*machine.entering, "env", f"WINPOD_CONFIG={config}")

@@ -24,6 +24,7 @@ from tests.e2e.go_build import Say
 from tests.e2e.machines import Machine, linux_pod, machines
 from tests.e2e.node_process import NodeProcess, is_ready, node
 from tests.e2e.objects import TAINT
+from tests.e2e.windows_container import link_base
 
 from winpod.cli.main import app
 from winpod.cri.proto import api_pb2 as api
@@ -150,7 +151,7 @@ def windows_node(
     """Its kubeconfig and certificates are given; its runtime is its own."""
     root = directory / "root"
     root.mkdir(parents=True, exist_ok=True)
-    (root / "bases").symlink_to(base.path.parent)
+    link_base(root, base)
     config = directory / "config.toml"
     config.write_text("[runtime]\nwarm_shells = 0\n")
     kubeconfig = plane.kubeconfig_for(f"system:node:{machine.name}", "system:nodes")
