@@ -71,11 +71,14 @@ def test_entries_of_a_config_map_become_nodes_each_on_its_own(
             eventually(partial(is_told, plane, "windows-instances", bad_word))
         table = plane.kubectl("get", "windowsinstances", "-n", NAMESPACE)
         assert "containerd://2.4.2" in table
-        for number in (
+        numbers = (
             'winpod_instances{phase="Ready",version="1.0.0"} 2.0',
             "winpod_instance_entries_bad 2.0",
-        ):
-            eventually(lambda wanted=number: wanted in running.answer("/metrics")[1])  # type: ignore[misc]
+        )
+        eventually(
+            lambda: running.answer("/metrics")[1],
+            lambda told: all(number in told for number in numbers),
+        )
         assert_no_secrets(plane, fleet, running)
 
 

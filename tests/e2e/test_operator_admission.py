@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def operator(
     with OperatorProcess(plane, tmp_path_factory.mktemp("operator"), "one") as process:
         ask_about_pods(plane, process.webhook_port)
         for release in ("2019", "2022"):
-            eventually(lambda tag=f"ltsc{release}": _is_asked(plane, tag))  # type: ignore[misc]
+            eventually(partial(_is_asked, plane, f"ltsc{release}"))
         yield process
 
 

@@ -222,11 +222,14 @@ def test_with_a_token_the_page_is_for_those_who_may_list_all_pods(
     bind = ("create", "clusterrolebinding", "reader", "--clusterrole=reader")
     plane.kubectl(*bind, "--serviceaccount=shop:reader")
     url = f"http://127.0.0.1:{port}/api/state"
+
+    def is_answered(token: str, status: int) -> bool:
+        return get(url, Authorization=f"Bearer {token}")[0] == status
+
     for name, wanted in (("reader", 200), ("stranger", 403)):
         token = plane.kubectl("create", "token", name, "-n", "shop").strip()
-        asking_with = partial(get, url, Authorization=f"Bearer {token}")
-        eventually(asking_with, lambda answer, wanted=wanted: answer[0] == wanted)  # type: ignore[misc]
-    assert get(url, Authorization="Bearer nonsense")[0] == 401
+        eventually(partial(is_answered, token, wanted))
+    assert is_answered("nonsense", 401)
     configure(plane, "")
     eventually(lambda: shown.operator.answer("/api/state")[0] == 403)
 
