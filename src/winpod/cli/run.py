@@ -196,7 +196,7 @@ async def _run(asked: _Asked, config: Config, host_named: bool) -> int:
     async with runtime_of(config.root, wanted) as found:
         config = replace(config, host_build=found.serving.build)
         await check_ports(found.client, asked.sandbox.port_mappings)
-        handler = await handler_for(asked.image, asked.isolation, config)
+        handler = await handler_for(asked.image, asked.isolation, asked.pull, config)
         image = await obtain_image(asked.image, handler, asked.pull, config)
         asked.container.image.image = image.id
         asked.container.image.user_specified_image = asked.image

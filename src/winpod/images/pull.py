@@ -93,26 +93,35 @@ async def variant_for(
     if known and asked.accepts(known.architecture, known.os_version):
         return known
 
+    found = await describe_stored(store, reference)
+    if not found:
+        raise not_pulled(reference, handler.name)
+    name, root, image = found
+    chosen = choose(image, name, asked)
+    names = _names(parse_reference(name), root)
+    variant = Variant(names, root, str(host_build.base), handler.name, chosen.digest)
+    if added := store.add_variant(variant):
+        return added
+    raise NotPulled(
+        f'failed to resolve image "{reference}": {name} was pulled for other handlers, and its '
+        f"manifest for {chosen.platform}, which the handler {handler.name} needs, was not.",
+        f"Pull it: winpod pull --handler {handler.name} {name}",
+    )
+
+
+async def describe_stored(store: Store, reference: str) -> tuple[str, str, Image] | None:
+    """The name that was pulled for whichever handler, what it was resolved to, and its index."""
+
     async def read(descriptor: Descriptor, limit: int) -> bytes:
         del limit  # was kept when the document was fetched
         return store.content(descriptor.digest)
 
     for name, root in store.roots(reference):
         try:
-            image = await describe_image(name, pointer(root), read, sizes=False)
+            return name, root, await describe_image(name, pointer(root), read, sizes=False)
         except ImageNotFound:
             continue
-        chosen = choose(image, name, asked)
-        names = _names(parse_reference(name), root)
-        variant = Variant(names, root, str(host_build.base), handler.name, chosen.digest)
-        if found := store.add_variant(variant):
-            return found
-        raise NotPulled(
-            f'failed to resolve image "{reference}": {name} was pulled for other handlers, and its '
-            f"manifest for {chosen.platform}, which the handler {handler.name} needs, was not.",
-            f"Pull it: winpod pull --handler {handler.name} {name}",
-        )
-    raise not_pulled(reference, handler.name)
+    return None
 
 
 class Puller:
