@@ -81,8 +81,12 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.operator
+	$(BIN)/python -m benchmarks.admission
+	$(BIN)/python -m benchmarks.deciding
+	$(BIN)/python -m benchmarks.upgrade
 	$(BIN)/python -m benchmarks.instances
 	unshare --net $(BIN)/python -m benchmarks.pods
+	WINPOD_ALLOW_EMULATION=1 unshare --net $(BIN)/python -m benchmarks.hypervisor
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
