@@ -2,7 +2,8 @@
 
 A worker for each pod, one view of the runtime for all, and what the node does for itself: volumes
 kept up to date, images that nobody uses removed, pods evicted before the machine has nothing left.
-Pods that a source does not name, and that only the runtime remembers, are ended.
+Pods that a source does not name, and that only the runtime remembers, are ended. A pod that comes
+back while it ends, and a static pod whose predecessor of the same name ends, wait for that end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from winpod.node.facts import NodeFacts
 from winpod.node.health import Result
 from winpod.node.image_garbage import ImageGarbage
 from winpod.node.means import Means, utc_now
-from winpod.node.pods import uid_of
+from winpod.node.pods import is_static, uid_of
 from winpod.node.probes import Kind
 from winpod.node.pulling import Puller
 from winpod.node.readiness import Readiness
@@ -92,6 +93,7 @@ class Engine:
         taking = Taking(self._means, self._taken, self._relief.pressures, self._active)
         self._neighbours = Neighbours(self._taken, taking.refusal)
         self._workers: dict[str, Worker] = {}
+        self._waiting: dict[str, v1.Pod] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._chores: list[asyncio.Task[None]] = []
         self._is_settled = asyncio.Event()
@@ -126,13 +128,16 @@ class Engine:
     def set(self, pod: v1.Pod) -> None:
         """A pod that is new, has changed, or is to be deleted."""
         worker = self._workers.get(uid_of(pod))
-        if worker is None:
-            self._look_after(pod)
-        else:
+        if worker and not worker.is_removed:
             worker.set(pod)
+        elif self._has_to_wait(pod):
+            self._waiting[uid_of(pod)] = pod
+        else:
+            self._look_after(pod)
 
     def remove(self, uid: str) -> None:
         """The pod is no longer anywhere else."""
+        self._waiting.pop(uid, None)
         if worker := self._workers.get(uid):
             worker.remove()
 
@@ -141,7 +146,7 @@ class Engine:
         named = {uid_of(pod): pod for pod in pods}
         for pod in named.values():
             self.set(pod)
-        for uid in self._workers.keys() - named.keys():
+        for uid in (self._workers.keys() | self._waiting.keys()) - named.keys():
             self.remove(uid)
         self._is_settled.set()
         for uid in self._view.uids():
@@ -151,10 +156,8 @@ class Engine:
         return [self._found(worker) for worker in self._workers.values()]
 
     def find(self, namespace: str, name: str) -> PodFound | None:
-        wanted = (namespace, name)
         for worker in reversed(self._workers.values()):
-            metadata = metadata_of(worker.pod)
-            if (metadata.namespace, metadata.name) == wanted:
+            if _full_name(worker.pod) == (namespace, name):
                 return self._found(worker)
         return None
 
@@ -166,6 +169,12 @@ class Engine:
     def _found(self, worker: Worker) -> PodFound:
         status = worker.status or worker.pod.status
         return PodFound(worker.pod, status, self._view.seen(worker.uid), worker.probed)
+
+    def _has_to_wait(self, pod: v1.Pod) -> bool:
+        """Whether it has still to end itself, or another static pod of its name has."""
+        if uid_of(pod) in self._workers:
+            return True
+        return is_static(pod) and self.find(*_full_name(pod)) is not None
 
     def _look_after(self, pod: v1.Pod) -> Worker:
         worker = Worker(pod, self._means, self._neighbours)
@@ -179,9 +188,17 @@ class Engine:
             await worker.run()
         finally:
             del self._workers[worker.uid], self._tasks[worker.uid]
+        self._let_in()
         for other in self._workers.values():
             if other.waits_for_room:
                 other.wake()
+
+    def _let_in(self) -> None:
+        """Those that nobody has to go before any more."""
+        for uid, pod in list(self._waiting.items()):
+            if not self._has_to_wait(pod):
+                del self._waiting[uid]
+                self._look_after(pod)
 
     def _taken(self, but: str) -> list[Taken]:
         return [
@@ -235,6 +252,11 @@ class Engine:
                 await chore()
             except (WinpodError, OSError) as error:
                 _log.warning("the node's own work has to wait: %s", error)
+
+
+def _full_name(pod: v1.Pod) -> tuple[str, str]:
+    metadata = metadata_of(pod)
+    return metadata.namespace or "", metadata.name or ""
 
 
 def _remembered(uid: str, seen: PodSeen) -> v1.Pod:

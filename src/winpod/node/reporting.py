@@ -78,7 +78,7 @@ class ApiReporter:
 
     async def status(self, pod: v1.Pod, status: v1.PodStatus) -> None:
         known = self._known(pod)
-        known.status = status
+        known.status, known.is_gone = status, False
         self._to_tell(known)
 
     async def annotate(self, pod: v1.Pod, annotations: Mapping[str, str]) -> None:

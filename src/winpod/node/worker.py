@@ -66,6 +66,7 @@ class Worker:
         self.takes = Taken(())
         self.status: v1.PodStatus | None = None
         self.is_taken = False
+        self.is_removed = False
         self.is_gone = False
         self.ended = asyncio.Event()
         self._means = means
@@ -75,7 +76,6 @@ class Worker:
         self._failure: Why | None = None
         self._grace: float | None = None
         self._is_rejected = False
-        self._is_removed = False
         self._is_over = False
         self._conditions: dict[str, Told] = {}
         self._wake = asyncio.Event()
@@ -126,7 +126,7 @@ class Worker:
 
     def remove(self) -> None:
         """Nobody knows the pod any longer: it ends, and nothing more is told of it."""
-        self._is_removed = True
+        self.is_removed = True
         self._ending.set()
         self.wake()
 
@@ -270,7 +270,7 @@ class Worker:
 
     async def _report(self) -> None:
         """Containers that run are asked how they are from now on, and are not ready before."""
-        if self._is_removed:
+        if self.is_removed:
             return
         if not self._is_over and not self._ending.is_set():
             self._probes.follow(self.given, self._seen(), self.status or self.pod.status)
@@ -399,7 +399,7 @@ class Worker:
             await tidy(self._seen(), self._means)
 
     def _is_known(self) -> bool:
-        return not (self._is_removed or is_deleted(self.pod))
+        return not (self.is_removed or is_deleted(self.pod))
 
     async def _report_end(self) -> None:
         if not self._is_rejected:
