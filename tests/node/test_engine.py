@@ -19,9 +19,11 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.engine import Engine
 from winpod.node.pods import with_fields
+from winpod.node.relief import Relief
 from winpod.node.thresholds import Bound, Thresholds
 
 UID = "uid-web"
+BELOW_A_FILE = f"{__file__}/below"
 NOTHING: Any = v1.ContainerStatus(
     name="", image="", imageID="", ready=False, restartCount=0, state=v1.ContainerState()
 )
@@ -482,8 +484,17 @@ async def test_a_hundred_pods_run_beside_each_other(
             "FailedMount",
             "of a kind that this node cannot mount: csi",
         ),
+        (
+            {
+                "volumes": [
+                    {"name": "file", "hostPath": {"path": BELOW_A_FILE, "type": "FileOrCreate"}}
+                ]
+            },
+            "FailedMount",
+            'MountVolume.SetUp failed for volume "file": File exists',
+        ),
     ],
-    ids=["hypervisor", "unknown handler", "host process", "volume"],
+    ids=["hypervisor", "unknown handler", "host process", "volume", "file"],
 )
 async def test_a_pod_that_cannot_start_here_waits_and_says_why(
     node: SmallNode, client: Client, engine: Engine, spec: Any, reason: str, words: str
@@ -541,6 +552,50 @@ async def test_mounted_config_maps_follow_their_object(
             return await asyncio.to_thread(file.read_text) == "fast"
 
         await until_true(follows)
+
+
+async def test_volumes_that_cannot_be_written_hold_up_no_others(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.REFRESH_SECONDS", 0.2)
+    node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "slow"}})
+    through_a_file = [{"key": "mode", "path": "x"}, {"key": "new", "path": "x/y"}]
+    sources = {
+        "broken": {"name": "settings", "items": through_a_file, "optional": True},
+        "web": {"name": "settings"},
+    }
+    async with node.engine(client) as engine:
+        for name, source in sources.items():
+            engine.set(pod_of(image, name, volumes=[{"name": "settings", "configMap": source}]))
+        await node.until(lambda: all(is_ready(node.said.last(f"uid-{one}")) for one in sources))
+        now = {"data": {"mode": "fast", "new": "too"}}
+        node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, now)
+        file = node.facts.root / "pods" / UID / "volumes/settings/mode"
+
+        async def follows() -> bool:
+            return await asyncio.to_thread(file.read_text) == "fast"
+
+        await until_true(follows)
+
+
+async def test_an_odd_mistake_ends_no_work_of_the_node(
+    node: SmallNode, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.01)
+    looks: list[int] = []
+
+    async def look(_: Relief) -> None:
+        looks.append(len(looks))
+        raise ArithmeticError("odd")
+
+    monkeypatch.setattr(Relief, "look", look)
+
+    async def looked_again() -> bool:
+        return len(looks) > 2
+
+    async with node.engine(client):
+        await until_true(looked_again)
+    assert "the node's own work broke off" in caplog.text
 
 
 async def test_a_clock_that_is_put_back_holds_nothing_up(

@@ -9,7 +9,10 @@ from winpod.node.environment import ConfigError, expand, resolve
 
 OBJECTS = KnownObjects(
     config_maps={"shop/settings": read(v1.ConfigMap, {"data": {"level": "7", "color": "blue"}})},
-    secrets={"shop/login": read(v1.Secret, {"data": encoded(password="secret")})},
+    secrets={
+        "shop/login": read(v1.Secret, {"data": encoded(password="secret")}),
+        "shop/broken": read(v1.Secret, {"data": {"password": "a"}}),
+    },
     all_services={
         "shop": [
             read(
@@ -124,6 +127,7 @@ async def test_values_come_from_config_maps_and_secrets(tmp_path: Path) -> None:
             },
             "couldn't find key z in ConfigMap shop/settings",
         ),
+        ({"envFrom": [{"secretRef": {"name": "broken"}}]}, 'password of secret "broken" is not ba'),
         ({"envFrom": [{"configMapRef": {"name": "none"}}]}, 'configmap "none" not found'),
         (
             variable({"fieldRef": {"fieldPath": "spec.nope"}}),

@@ -1,6 +1,9 @@
+import asyncio
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +12,23 @@ from lightkube.models import core_v1 as v1
 
 from tests.node.known_objects import KnownObjects, encoded, facts_in, pod_of, read
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.atomic_files import read_files, write_files
+from winpod.node.atomic_files import Files, read_files, write_files
 from winpod.node.volume_files import VolumeFailed
 from winpod.node.volumes import Mounted, Volumes, hosts_text
+from winpod.windows.errors import PermissionDenied
+
+THROUGH_A_FILE = [{"key": "a", "path": "x"}, {"key": "b", "path": "x/y"}]
 
 
 @pytest.fixture
 def objects() -> KnownObjects:
     return KnownObjects(
         config_maps={"shop/settings": read(v1.ConfigMap, {"data": {"a": "1", "b": "2"}})},
-        secrets={"shop/login": read(v1.Secret, {"data": encoded(password="secret")})},
+        secrets={
+            "shop/login": read(v1.Secret, {"data": encoded(password="secret")}),
+            "shop/broken": read(v1.Secret, {"data": {"password": "a"}}),
+            "shop/large": read(v1.Secret, {"data": encoded(large="x" * 100_000)}),
+        },
     )
 
 
@@ -106,6 +116,23 @@ def test_a_write_that_was_cut_short_leaves_nothing(tmp_path: Path) -> None:
         ({"iscsi": {"iqn": "i", "lun": 0, "targetPortal": "t"}}, "cannot mount: iscsi"),
         ({"hostPath": {"path": "/none/such", "type": "Directory"}}, "hostPath type check failed"),
         ({"persistentVolumeClaim": {"claimName": "none"}}, 'claim "none" not found'),
+        (
+            {"hostPath": {"path": __file__, "type": "DirectoryOrCreate"}},
+            "hostPath type check failed: .* is not a directoryorcreate",
+        ),
+        (
+            {"hostPath": {"path": f"{__file__}/below/it", "type": "FileOrCreate"}},
+            'MountVolume.SetUp failed for volume "v0": Not a directory',
+        ),
+        (
+            {"hostPath": {"path": f"{__file__}/it", "type": "FileOrCreate"}},
+            'MountVolume.SetUp failed for volume "v0": File exists',
+        ),
+        (
+            {"configMap": {"name": "settings", "items": THROUGH_A_FILE}},
+            'MountVolume.SetUp failed for volume "v0": File exists',
+        ),
+        ({"secret": {"secretName": "broken"}}, "the key password of secret broken is not base64"),
     ],
 )
 async def test_what_cannot_be_mounted_is_refused_with_a_sentence(
@@ -113,6 +140,104 @@ async def test_what_cannot_be_mounted_is_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(VolumeFailed, match=sentence):
         await volumes.mount(pod_with(source))
+
+
+async def run(line: str) -> None:
+    await asyncio.to_thread(subprocess.run, line, shell=True, check=True)
+
+
+async def test_a_disk_that_is_full_is_told_and_new_content_is_written_when_it_is_not(
+    volumes: Volumes, tmp_path: Path
+) -> None:
+    volumes.prepare()
+    place = tmp_path / "pods"
+    pod = pod_with({"secret": {"secretName": "large"}})
+    await run(f"mount -t tmpfs -o size=64k tmpfs {place}")
+    try:
+        with pytest.raises(VolumeFailed, match='volume "v0": No space left on device'):
+            await volumes.mount(pod)
+        with pytest.raises(VolumeFailed, match='volume "v0": No space left on device'):
+            await volumes.refresh(pod)
+        await run(f"mount -o remount,size=1m {place}")
+        mounted = await volumes.mount(pod)
+        assert len((mounted.places["v0"] / "large").read_bytes()) == 100_000
+    finally:
+        await run(f"umount {place}")
+
+
+async def test_only_the_nodes_user_can_look_into_the_directories_of_pods(
+    volumes: Volumes, tmp_path: Path
+) -> None:
+    def mode() -> int:
+        return (tmp_path / "pods").stat().st_mode & 0o777
+
+    await volumes.mount(pod_with({"secret": {"secretName": "login"}}))
+    assert mode() == 0o700
+    (tmp_path / "pods").chmod(0o755)
+    volumes.prepare()
+    assert mode() == 0o700
+
+
+def test_a_node_that_can_have_no_directory_for_pods_says_so(
+    volumes: Volumes, tmp_path: Path
+) -> None:
+    (tmp_path / "pods").touch()
+    with pytest.raises(PermissionDenied, match="cannot be the directory of the pods: File exists"):
+        volumes.prepare()
+
+
+@dataclass
+class SlowObjects(KnownObjects):
+    """Answers a question about a secret when it is let."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def secret(self, namespace: str, name: str) -> v1.Secret | None:
+        self.asked.set()
+        await self.answers.wait()
+        return await super().secret(namespace, name)
+
+
+async def test_a_pod_that_ends_while_its_secrets_are_asked_for_leaves_nothing(
+    tmp_path: Path, objects: KnownObjects
+) -> None:
+    slow = SlowObjects(secrets=objects.secrets)
+    slow.answers.set()
+    volumes = Volumes(slow, facts_in(tmp_path))
+    pod = pod_with({"secret": {"secretName": "login"}})
+    await volumes.mount(pod)
+    slow.asked.clear()
+    slow.answers.clear()
+    refreshing = asyncio.create_task(volumes.refresh(pod))
+    await slow.asked.wait()
+    await volumes.unmount("uid-1")
+    slow.answers.set()
+    await refreshing
+    assert not volumes.folder("uid-1").exists()
+
+
+async def test_what_is_being_written_is_removed_with_the_rest(
+    volumes: Volumes, objects: KnownObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = pod_with({"secret": {"secretName": "login"}})
+    await volumes.mount(pod)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def write(folder: Path, files: Files) -> bool:
+        begun.set()
+        goes_on.wait(60)
+        return write_files(folder, files)
+
+    monkeypatch.setattr("winpod.node.volumes.write_files", write)
+    objects.secrets["shop/login"] = read(v1.Secret, {"data": encoded(password="another")})
+    refreshing = asyncio.create_task(volumes.refresh(pod))
+    await asyncio.to_thread(begun.wait, 60)
+    ending = asyncio.create_task(volumes.unmount("uid-1"))
+    await asyncio.wait({ending}, timeout=0.2)
+    goes_on.set()
+    await asyncio.gather(refreshing, ending)
+    assert not volumes.folder("uid-1").exists()
 
 
 async def test_a_claim_of_a_local_volume_is_its_directory(

@@ -105,6 +105,7 @@ class Engine:
 
     async def start(self) -> None:
         """Pods that were set are looked after from now on, once the runtime has answered."""
+        self._means.volumes.prepare()
         self._view.start()
         self._chores.append(asyncio.create_task(self._sweep()))
         self._begin(REFRESH_SECONDS, self._refresh_volumes)
@@ -252,6 +253,8 @@ class Engine:
                 await chore()
             except (WinpodError, OSError) as error:
                 _log.warning("the node's own work has to wait: %s", error)
+            except Exception:
+                _log.exception("the node's own work broke off, and begins again")
 
 
 def _full_name(pod: v1.Pod) -> tuple[str, str]:

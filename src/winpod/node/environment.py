@@ -72,7 +72,7 @@ async def _all_of(source: v1.EnvFromSource, namespace: str, objects: Objects) ->
         kept = await objects.secret(namespace, secret.name or "")
         if kept is None and not secret.optional:
             raise ConfigError(f'secret "{secret.name}" not found')
-        data = {key: _decoded(value) for key, value in ((kept and kept.data) or {}).items()}
+        data = _decoded(kept, secret.name) if kept else {}
     return {f"{source.prefix or ''}{key}": value for key, value in data.items()}
 
 
@@ -99,7 +99,7 @@ async def _value(
         return _keyed(data, key, "configmap", "ConfigMap", namespace)
     if secret := source.secretKeyRef:
         kept = await objects.secret(namespace, secret.name or "")
-        data = {k: _decoded(v) for k, v in (kept.data or {}).items()} if kept else None
+        data = _decoded(kept, secret.name) if kept else None
         return _keyed(data, secret, "secret", "Secret", namespace)
     raise ConfigError(f"the variable {variable.name} has a source that this node does not know.")
 
@@ -229,8 +229,14 @@ def _of_service(service: v1.Service) -> dict[str, str]:
     return found
 
 
-def _decoded(value: str) -> str:
-    return base64.b64decode(value).decode(errors="replace")
+def _decoded(secret: v1.Secret, name: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in (secret.data or {}).items():
+        try:
+            found[key] = base64.b64decode(value).decode(errors="replace")
+        except ValueError:
+            raise ConfigError(f'the key {key} of secret "{name}" is not base64.') from None
+    return found
 
 
 def _meta(pod: v1.Pod) -> ObjectMeta:

@@ -46,6 +46,9 @@ _MOUNTED = NothingMounted(_NOWHERE, {})
 class SimulatedVolumes(Volumes):
     """None are made, whatever their kind."""
 
+    def prepare(self) -> None:
+        pass
+
     async def mount(self, pod: v1.Pod) -> Mounted:
         del pod
         return _MOUNTED

@@ -72,7 +72,7 @@ class VolumeFiles:
         if found is None:
             return _missing("configmap", name, optional)
         data = {key: text.encode() for key, text in (found.data or {}).items()}
-        data |= {key: base64.b64decode(text) for key, text in (found.binaryData or {}).items()}
+        data |= _decoded(found.binaryData, f"configmap {name}")
         return _chosen(data, items, optional, f"configmap {name}")
 
     async def _secret(
@@ -81,7 +81,7 @@ class VolumeFiles:
         found = await self._objects.secret(self._namespace, name)
         if found is None:
             return _missing("secret", name, optional)
-        data = {key: base64.b64decode(text) for key, text in (found.data or {}).items()}
+        data = _decoded(found.data, f"secret {name}")
         data |= {key: text.encode() for key, text in (found.stringData or {}).items()}
         return _chosen(data, items, optional, f"secret {name}")
 
@@ -98,6 +98,16 @@ class VolumeFiles:
             container = self._pod.spec.containers[0]
             return resource_value(self._pod, container, item.resourceFieldRef, self._facts)
         return ""
+
+
+def _decoded(data: Mapping[str, str] | None, shown: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for key, text in (data or {}).items():
+        try:
+            found[key] = base64.b64decode(text)
+        except ValueError:
+            raise VolumeFailed(f"the key {key} of {shown} is not base64.") from None
+    return found
 
 
 def _missing(kind: str, name: str, optional: bool | None) -> dict[str, bytes]:

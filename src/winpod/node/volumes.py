@@ -1,7 +1,11 @@
 """The volumes of pods on this machine, and what of them each container gets.
 
 A pod has one directory; all that is made for it is in there, and goes with it. What is mounted
-there (sub paths) is unmounted before anything is removed, so that nothing else goes along.
+there (sub paths) is unmounted before anything is removed, so that nothing else goes along. What is
+written for one pod is written in turn, and new content only where the pod still has the volume.
+
+Nobody but the node's user can look into these directories, which have secrets in them: containers
+get what is theirs by mounts.
 """
 
 from __future__ import annotations
@@ -9,25 +13,34 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from lightkube.models import core_v1 as v1
 
 from winpod.compute import mounts
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.atomic_files import write_files
+from winpod.node.atomic_files import Files, write_files
 from winpod.node.block_volumes import BLOCK, Disk, device_mounts, disk_of
 from winpod.node.environment import expand
 from winpod.node.facts import NodeFacts
+from winpod.node.pods import uid_of
 from winpod.node.requests import domain_of, hostname_of, metadata_of, spec_of
 from winpod.node.sources import Objects
 from winpod.node.volume_files import VolumeFailed, VolumeFiles
+from winpod.windows.errors import PermissionDenied
 from winpod.windows.paths import is_pipe, machine_path
 
+_Result = TypeVar("_Result")
 HOSTS = "C:\\Windows\\System32\\drivers\\etc\\hosts"
 TERMINATION_LOG = "/dev/termination-log"
+_SET_UP = 'MountVolume.SetUp failed for volume "{}"'
 _HOST_KINDS = {
     "Directory": Path.is_dir,
     "DirectoryOrCreate": Path.is_dir,
@@ -105,8 +118,9 @@ class Mounted:
         """The pod's own hosts file; every container has the same."""
         file = self.folder / "etc-hosts"
         text = hosts_text(pod, addresses, facts)
-        if not file.exists() or file.read_text() != text:
-            file.write_text(text)
+        with _told_as_failure("failed to write the pod's hosts file"):
+            if not file.exists() or file.read_text() != text:
+                file.write_text(text)
         return api.Mount(host_path=str(file), container_path=HOSTS)
 
     def termination_log(
@@ -114,9 +128,10 @@ class Mounted:
     ) -> tuple[Path, api.Mount]:
         """An empty file for the last words of a container, and where it is mounted."""
         file = self.folder / "containers" / container.name / f"{restart_count}.message"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        file.chmod(0o666)
+        with _told_as_failure("failed to make the file of the termination message"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            file.chmod(0o666)
         path = container.terminationMessagePath or TERMINATION_LOG
         return file, api.Mount(host_path=str(file), container_path=path)
 
@@ -126,48 +141,78 @@ class Volumes:
         self._objects = objects
         self._facts = facts
         self._root = facts.root / "pods"
+        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+
+    def prepare(self) -> None:
+        """Before the first pod: also what an earlier version left open to all is closed."""
+        try:
+            _make_private(self._root)
+        except OSError as error:
+            raise PermissionDenied(
+                f"{self._root} cannot be the directory of the pods: {error.strerror}.",
+                "Use sudo, or choose another --root.",
+            ) from None
 
     def folder(self, uid: str) -> Path:
         return self._root / uid
 
     async def mount(self, pod: v1.Pod) -> Mounted:
         """Every volume of a pod; again for one that has them changes nothing but their content."""
-        folder = self.folder(metadata_of(pod).uid or "")
+        uid = uid_of(pod)
+        folder = self.folder(uid)
         files = VolumeFiles(pod, self._objects, self._facts)
         places: dict[str, Path] = {}
         images: dict[str, str] = {}
         read_only: set[str] = set()
         disks: dict[str, Disk] = {}
+        with _told_as_failure("failed to make the pod's directory"):
+            _make_private(self._root)
+            folder.mkdir(exist_ok=True)
         for volume in spec_of(pod).volumes or ():
-            written = await files.of(volume)
-            if written is not None:
-                places[volume.name] = folder / "volumes" / volume.name
-                read_only.add(volume.name)
-                await asyncio.to_thread(write_files, places[volume.name], written)
-            elif volume.image:
-                images[volume.name] = volume.image.reference or ""
-            else:
-                place, is_fixed = await self._place(pod, volume, folder)
-                if isinstance(place, Disk):
-                    disks[volume.name] = place
-                else:
-                    places[volume.name] = place
-                if is_fixed:
+            with _told_as_failure(_SET_UP.format(volume.name)):
+                written = await files.of(volume)
+                if written is not None:
+                    place = places[volume.name] = folder / "volumes" / volume.name
                     read_only.add(volume.name)
-        folder.mkdir(parents=True, exist_ok=True)
+                    await self._in_turn(uid, partial(write_files, place, written))
+                elif volume.image:
+                    images[volume.name] = volume.image.reference or ""
+                else:
+                    found, is_fixed = await self._place(pod, volume, folder)
+                    if isinstance(found, Disk):
+                        disks[volume.name] = found
+                    else:
+                        places[volume.name] = found
+                    if is_fixed:
+                        read_only.add(volume.name)
         return Mounted(folder, places, images, read_only, disks)
 
     async def refresh(self, pod: v1.Pod) -> None:
-        """New content of config maps, secrets and tokens; sub paths keep what they had."""
+        """New content of config maps, secrets and tokens; sub paths keep what they had.
+
+        A pod that has ended since it was asked for gets none.
+        """
+        uid = uid_of(pod)
         files = VolumeFiles(pod, self._objects, self._facts)
         for volume in spec_of(pod).volumes or ():
-            written = await files.of(volume)
-            if written is not None:
-                place = self.folder(metadata_of(pod).uid or "") / "volumes" / volume.name
-                await asyncio.to_thread(write_files, place, written)
+            with _told_as_failure(_SET_UP.format(volume.name)):
+                written = await files.of(volume)
+                if written is not None:
+                    place = self.folder(uid) / "volumes" / volume.name
+                    await self._in_turn(uid, partial(_write_again, place, written))
 
     async def unmount(self, uid: str) -> None:
-        await asyncio.to_thread(_discard, self.folder(uid))
+        await self._in_turn(uid, partial(_discard, self.folder(uid)))
+
+    async def _in_turn(self, uid: str, work: Callable[[], _Result]) -> _Result:
+        """Nobody writes for a pod while another does, or while what it has is removed."""
+        turn = self._turns.setdefault(uid, threading.Lock())
+
+        def work_alone() -> _Result:
+            with turn:
+                return work()
+
+        return await asyncio.to_thread(work_alone)
 
     async def sweep(self, is_known: Callable[[str], bool]) -> None:
         """What is left of pods that nobody knows; it is asked of each when its turn comes."""
@@ -209,6 +254,29 @@ class Volumes:
             f"{_kind_of(spec)}.",
             "It mounts local and hostPath volumes.",
         )
+
+
+@contextmanager
+def _told_as_failure(what: str) -> Iterator[None]:
+    """What the machine refuses, and content that is none, keep the pod waiting as others do."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        why = f"{error.strerror or error}{where}"
+        raise VolumeFailed(f"{what}: {why}.") from error
+    except ValueError as error:
+        raise VolumeFailed(f"{what}: {error}.") from error
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _write_again(place: Path, files: Files) -> None:
+    if place.is_dir():
+        write_files(place, files)
 
 
 async def bound_volume(
@@ -256,7 +324,7 @@ def _host_path(path: str, kind: str, name: str) -> Path:
     if is_pipe(path):
         return Path(path)
     place = Path(machine_path(path))
-    if kind == "DirectoryOrCreate":
+    if kind == "DirectoryOrCreate" and not place.exists():
         place.mkdir(parents=True, exist_ok=True)
     elif kind == "FileOrCreate" and not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
