@@ -3,6 +3,7 @@
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightkube.models import core_v1 as v1
@@ -46,6 +47,50 @@ def test_a_static_pod_is_named_for_its_node_and_known_by_what_it_says() -> None:
 def test_what_is_no_pod_is_told_with_its_file(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"web\.yaml is no pod"):
         read_static_pod(text, "web.yaml", "win-1", NOW)
+
+
+DATED = """
+kind: Pod
+metadata: {name: dated, creationTimestamp: 2024-05-01T12:00:00Z, annotations: {since: "1"}}
+spec: {containers: [{name: app, image: "app:1"}]}
+"""
+ODD = {
+    "day.yaml": "kind: Pod\nmetadata: {name: day, labels: {since: 2024-13-45}}",
+    "keys.yaml": "kind: Pod\nmetadata: {name: keys}\nspec: {containers: []}\nmore: {1: a, b: c}",
+    "self.yaml": "kind: Pod\nmetadata: {name: self}\nspec: {containers: []}\nmore: &x [*x]",
+    "bytes.yaml": "kind: Pod\nmetadata: {name: b}\nspec: {containers: []}\n? !!binary aaaa\n: 1",
+}
+
+
+def test_a_date_without_quotes_is_part_of_what_a_pod_says() -> None:
+    pod = read_static_pod(DATED, "web.yaml", "win-1", NOW)
+    other = read_static_pod(DATED.replace("05-01", "05-02"), "web.yaml", "win-1", NOW)
+    assert uid_of(pod) != uid_of(other)
+
+
+def test_odd_files_keep_no_other_from_being_read(tmp_path: Path, caplog: Any) -> None:
+    for name, text in ODD.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "latin.yaml").write_bytes(b"\xe9")
+    (tmp_path / "dated.yaml").write_text(DATED)
+    static = StaticPods(tmp_path, "win-1", lambda _, __: None)
+    static.look()
+    names = [pod.metadata and pod.metadata.name for pod in static.pods.values()]
+    assert names == ["dated-win-1"]
+    assert all(name in caplog.text for name in (*ODD, "latin.yaml"))
+
+
+def test_pods_of_a_directory_that_cannot_be_read_stay(tmp_path: Path, caplog: Any) -> None:
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    (folder / "web.yaml").write_text(WEB)
+    static = StaticPods(folder, "win-1", lambda _, __: None)
+    static.look()
+    folder.rename(tmp_path / "elsewhere")
+    folder.touch()
+    static.look()
+    assert len(static.pods) == 1
+    assert "cannot be read" in caplog.text
 
 
 def test_a_mirror_shows_the_pod_and_belongs_to_the_node() -> None:

@@ -47,11 +47,11 @@ def read_static_pod(text: str, file: str, node: str, seen: datetime) -> v1.Pod:
     try:
         document = yaml.safe_load(text)
         pod = msgspec.convert(document, v1.Pod)
-    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
+        told = _fingerprint([node, file, document])
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InvalidInput(f"{file} is no pod: {error}.") from None
     if pod.kind != "Pod" or not pod.metadata or not pod.metadata.name or not pod.spec:
         raise InvalidInput(f"{file} is no pod.", "A manifest of a static pod is one Pod, named.")
-    told = hashlib.sha256(json.dumps([node, file, document], sort_keys=True).encode()).hexdigest()
     metadata, spec = pod.metadata, pod.spec
     metadata.name = f"{metadata.name}-{node}"
     metadata.namespace = metadata.namespace or "default"
@@ -68,6 +68,11 @@ def read_static_pod(text: str, file: str, node: str, seen: datetime) -> v1.Pod:
         v1.Toleration(operator="Exists", effect="NoExecute"),
     ]
     return pod
+
+
+def _fingerprint(document: list[Any]) -> str:
+    """A date that is not in quotes is one to YAML, and has no form of its own in JSON."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def mirror_of(pod: v1.Pod, node: v1.Node) -> v1.Pod:
@@ -117,7 +122,13 @@ class StaticPods:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        files = {path.name: self._read(path) for path in self._paths()}
+        """A directory that cannot be read has what it had."""
+        try:
+            paths = self._paths()
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", self._folder, error.strerror)
+            return
+        files = {path.name: self._read(path) for path in paths}
         self._files = {name: file for name, file in files.items() if file}
         pods = {uid_of(file.pod): file.pod for file in self._files.values() if file.pod}
         if pods.keys() != self.pods.keys():
