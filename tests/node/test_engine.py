@@ -614,3 +614,58 @@ async def test_a_clock_that_is_put_back_holds_nothing_up(
         monkeypatch.setattr("time.time_ns", lambda: now() - 5 * 3600 * 10**9)
         restarts = container(node.said.last(UID)).restartCount
         await node.until(lambda: container(node.said.last(UID)).restartCount >= restarts + 2)
+
+
+async def test_a_pressure_is_over_in_time_when_the_clock_is_put_back(
+    node: SmallNode, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.05)
+    shift = timedelta()
+
+    def clock() -> datetime:
+        return datetime.now(UTC) + shift
+
+    short = Thresholds(Bound(), Bound(1 << 62), Bound(), hold=timedelta(seconds=1))
+    node.facts = replace(node.facts, thresholds=short)
+    async with node.engine(client, clock=clock) as engine:
+
+        async def is_short() -> bool:
+            return engine.pressures() == {"DiskPressure"}
+
+        async def is_over() -> bool:
+            return not engine.pressures()
+
+        await until_true(is_short)
+        monkeypatch.setattr(Relief, "_shortages", nothing_short)
+        shift = timedelta(hours=-5)
+        await until_true(is_over)
+
+
+async def nothing_short(*_: Any) -> list[Any]:
+    return []
+
+
+async def test_images_that_nobody_uses_go_in_time_when_the_clock_is_put_back(
+    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.05)
+    shift = timedelta()
+
+    def clock() -> datetime:
+        return datetime.now(UTC) + shift
+
+    short = Thresholds(Bound(), Bound(1 << 62), Bound(), image_age=timedelta(seconds=1))
+    node.facts = replace(node.facts, thresholds=short)
+
+    async def is_gone() -> bool:
+        asked = api.ImageStatusRequest(image=api.ImageSpec(image=image))
+        return not (await client.call("ImageStatus", asked)).image.id
+
+    async with node.engine(client, clock=clock) as engine:
+
+        async def is_short() -> bool:
+            return bool(engine.pressures())
+
+        await until_true(is_short)
+        shift = timedelta(hours=-5)
+        await until_true(is_gone)

@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 from lightkube.models import core_v1 as v1
 
-from tests.node.seen_pods import NOW, pod_of
+from tests.node.seen_pods import pod_of
 from winpod.node.eviction import (
     MEMORY,
     ContainerUse,
@@ -18,11 +18,19 @@ from winpod.node.eviction import (
 )
 from winpod.node.image_garbage import ImageUse, to_remove, too_much
 from winpod.node.pods import with_fields
-from winpod.node.thresholds import Bound, Thresholds, parse_duration, parse_thresholds
+from winpod.node.thresholds import (
+    Bound,
+    Thresholds,
+    parse_duration,
+    parse_thresholds,
+    show_duration,
+    show_thresholds,
+)
 from winpod.windows.errors import InvalidInput
 
 GIB, MIB = 1 << 30, 1 << 20
 YOUNG = timedelta(minutes=2)
+NOW = 1_000_000.0
 
 
 def named(name: str, *, request: str = "", priority: int = 0) -> v1.Pod:
@@ -111,14 +119,24 @@ def test_thresholds_are_read_as_a_kubelet_reads_them() -> None:
             parse_duration(wrong)
 
 
+def test_thresholds_are_shown_as_a_kubelet_shows_them() -> None:
+    told = parse_thresholds("memory.available<1Gi,imagefs.available<12.5%", Thresholds())
+    assert show_thresholds(told) == {
+        "memory.available": str(GIB),
+        "nodefs.available": "10%",
+        "imagefs.available": "12.5%",
+    }
+    for text in ("5m0s", "45s", "1h0m0s", "1h2m3s"):
+        assert show_duration(parse_duration(text)) == text
+
+
 def test_images_go_when_the_disk_is_full_the_longest_unused_first() -> None:
     assert too_much(Room(16, 100), Thresholds()) == 0
     assert too_much(Room(10, 100), Thresholds()) == 10
     assert too_much(Room(0, 0), Thresholds()) == 0
 
     def image(name: str, minutes: int, age: int = 60) -> ImageUse:
-        found = NOW - timedelta(minutes=age)
-        return ImageUse(name, 6, NOW - timedelta(minutes=minutes), found)
+        return ImageUse(name, 6, NOW - 60 * minutes, NOW - 60 * age)
 
     images = [image("new", 0, 1), image("used", 5), image("old", 50), image("older", 55)]
     assert to_remove(images, 10, NOW, YOUNG) == ["older", "old"]

@@ -8,7 +8,9 @@ import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from winpod.node.certificates import Key, Subject, utc_now, write_chain
 from winpod.node.engine import Engine
 from winpod.node.server import NodeServer
 from winpod.node.server_listening import ServingFiles
+from winpod.node.server_pages import settings
 from winpod.node.server_parts import Parts
+from winpod.node.thresholds import Thresholds, parse_thresholds
 
 UID = "uid-web"
 
@@ -251,6 +255,16 @@ async def test_the_node_tells_its_settings_and_its_health(api: Api) -> None:
     told = (await api.json("/configz"))["kubeletconfig"]
     assert told["maxPods"] == 110
     assert told["evictionHard"]["memory.available"] == str(500 << 20)
+    thresholds = parse_thresholds("nodefs.available<2Gi,imagefs.available<5%", Thresholds())
+    thresholds = replace(thresholds, hold=timedelta(seconds=90), image_low=Decimal("0.7"))
+    told = settings(replace(api.node.facts, thresholds=thresholds))
+    assert told["evictionHard"] == {
+        "memory.available": str(500 << 20),
+        "nodefs.available": str(2 << 30),
+        "imagefs.available": "5%",
+    }
+    assert told["evictionPressureTransitionPeriod"] == "1m30s"
+    assert (told["imageGCHighThresholdPercent"], told["imageGCLowThresholdPercent"]) == (85, 70)
     assert await api.get("/healthz") == "ok"
 
 

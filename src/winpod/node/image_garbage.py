@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from winpod.cri.proto import api_pb2 as api
@@ -16,10 +17,12 @@ from winpod.node.thresholds import Thresholds
 
 @dataclass(frozen=True, slots=True)
 class ImageUse:
+    """The times are of a clock that nobody puts forward or back."""
+
     id: str
     size: int
-    used_at: datetime
-    found_at: datetime
+    used_at: float
+    found_at: float
 
 
 def too_much(disk: Room, thresholds: Thresholds) -> int:
@@ -30,15 +33,13 @@ def too_much(disk: Room, thresholds: Thresholds) -> int:
     return int(used - disk.size * thresholds.image_low)
 
 
-def to_remove(
-    images: Iterable[ImageUse], wanted: int, now: datetime, young: timedelta
-) -> list[str]:
+def to_remove(images: Iterable[ImageUse], wanted: int, now: float, young: timedelta) -> list[str]:
     """Enough of them, if there are enough that are not new."""
     chosen: list[str] = []
     for image in sorted(images, key=lambda one: (one.used_at, one.found_at)):
         if wanted <= 0:
             break
-        if now - image.found_at >= young:
+        if now - image.found_at >= young.total_seconds():
             chosen.append(image.id)
             wanted -= image.size
     return chosen
@@ -49,8 +50,8 @@ class ImageGarbage:
     """Remembers when each image was used last, from when the agent was started."""
 
     means: Means
-    _found: dict[str, datetime] = field(default_factory=dict)
-    _used: dict[str, datetime] = field(default_factory=dict)
+    _found: dict[str, float] = field(default_factory=dict)
+    _used: dict[str, float] = field(default_factory=dict)
 
     async def collect(self, *, under_pressure: bool = False) -> int:
         """How many images were removed; under pressure all that nobody uses."""
@@ -59,7 +60,7 @@ class ImageGarbage:
             wanted = sum(image.size for image in unused)
         else:
             wanted = too_much(await self._disk(), thresholds)
-        going = to_remove(unused, wanted, self.means.clock(), thresholds.image_age)
+        going = to_remove(unused, wanted, time.monotonic(), thresholds.image_age)
         for id_ in going:
             request = api.RemoveImageRequest(image=api.ImageSpec(image=id_))
             await self.means.call("RemoveImage", request)
@@ -72,7 +73,7 @@ class ImageGarbage:
         return Room(0, 0)
 
     async def _unused(self) -> list[ImageUse]:
-        now = self.means.clock()
+        now = time.monotonic()
         images = (await self.means.call("ListImages", api.ListImagesRequest())).images
         containers = await self.means.call("ListContainers", api.ListContainersRequest())
         in_use = {container.image_id for container in containers.containers}
@@ -84,10 +85,10 @@ class ImageGarbage:
             if id_ not in in_use
         ]
 
-    def _remember(self, ids: set[str], in_use: set[str], now: datetime) -> None:
+    def _remember(self, ids: set[str], in_use: set[str], now: float) -> None:
         self._found = {id_: self._found.get(id_, now) for id_ in ids}
         self._used = _known(self._used, ids) | dict.fromkeys(in_use & ids, now)
 
 
-def _known(times: Mapping[str, datetime], ids: set[str]) -> dict[str, datetime]:
-    return {id_: time for id_, time in times.items() if id_ in ids}
+def _known(times: Mapping[str, float], ids: set[str]) -> dict[str, float]:
+    return {id_: at for id_, at in times.items() if id_ in ids}

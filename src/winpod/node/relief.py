@@ -7,9 +7,9 @@ more, so that the node does not flap.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from typing import Protocol
 
 from lightkube.models import core_v1 as v1
@@ -61,11 +61,11 @@ class Relief:
         self._means = means
         self._images = images
         self._pods = pods
-        self._pressed_at: dict[str, datetime] = {}
+        self._pressed_at: dict[str, float] = {}
 
     def pressures(self) -> frozenset[str]:
         """The node's conditions that hold."""
-        now, hold = self._means.clock(), self._means.facts.thresholds.hold
+        now, hold = time.monotonic(), self._means.facts.thresholds.hold.total_seconds()
         return frozenset(c for c, since in self._pressed_at.items() if now - since < hold)
 
     async def look(self) -> None:
@@ -79,7 +79,7 @@ class Relief:
                 await self._evict(pod, message, None)
         short = await self._shortages(use)
         for one in short:
-            self._pressed_at[CONDITIONS[one.resource]] = self._means.clock()
+            self._pressed_at[CONDITIONS[one.resource]] = time.monotonic()
         if any(one.resource == STORAGE for one in short):
             await self._images.collect(under_pressure=True)
             short = await self._shortages(use)

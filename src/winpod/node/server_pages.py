@@ -16,6 +16,7 @@ from winpod.node.pods import with_fields
 from winpod.node.requests import metadata_of
 from winpod.node.server_parts import CONTAINER, Parts
 from winpod.node.summary import Summary
+from winpod.node.thresholds import show_duration, show_thresholds
 
 
 class Pages:
@@ -98,11 +99,11 @@ def settings(facts: NodeFacts) -> dict[str, Any]:
         "containerLogMaxFiles": MAX_FILES,
         "systemReserved": _amounts(facts.reserved.system),
         "kubeReserved": _amounts(facts.reserved.kube),
-        "evictionHard": {
-            "memory.available": str(facts.reserved.eviction.memory_bytes),
-            "nodefs.available": "10%",
-            "imagefs.available": "15%",
-        },
+        "evictionHard": show_thresholds(facts.thresholds),
+        "evictionPressureTransitionPeriod": show_duration(facts.thresholds.hold),
+        "imageMinimumGCAge": show_duration(facts.thresholds.image_age),
+        "imageGCHighThresholdPercent": int(facts.thresholds.image_high * 100),
+        "imageGCLowThresholdPercent": int(facts.thresholds.image_low * 100),
         "enforceNodeAllocatable": ["pods"],
         "registerNode": True,
     }

@@ -30,6 +30,9 @@ class Bound:
     def of(self, size: int) -> int:
         return self.bytes + int(size * self.share)
 
+    def __str__(self) -> str:
+        return f"{(self.share * 100).normalize():f}%" if self.share else str(self.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -70,6 +73,19 @@ def _bound(text: str) -> Bound:
     if number is None or number < 0 or (text.endswith("%") and number > 100):
         raise InvalidInput(f'"{text}" is no amount.', "Write 500Mi, or 10%.")
     return Bound(share=number / 100) if text.endswith("%") else Bound(int(number))
+
+
+def show_thresholds(thresholds: Thresholds) -> dict[str, str]:
+    """By their signals, as a kubelet's configuration has them."""
+    return {signal: str(getattr(thresholds, name)) for signal, name in _SIGNALS.items()}
+
+
+def show_duration(duration: timedelta) -> str:
+    """As Go writes it: `5m0s`, `1h30m0s`, `45s`."""
+    minutes, seconds = divmod(int(duration.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    told = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{told}{seconds}s"
 
 
 def parse_duration(text: str) -> timedelta:
