@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from winpod.windows.errors import InvalidInput, Unavailable
+from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable
 from winpod.windows.reading import At
 
 Versions = tuple[tuple[int, int] | None, ...]
@@ -99,8 +99,8 @@ class Access:
         return self.url, self.authority, self.chain
 
 
-def read_kubeconfig(file: Path) -> Access:
-    """Of its current context."""
+def read_kubeconfig(file: Path, option: str = "--kubeconfig") -> Access:
+    """Of its current context; `option` is what named the file."""
     try:
         document = At(yaml.safe_load(file.read_text()))
         context = _named(document, "contexts", document.get("current-context").required_text())
@@ -110,11 +110,16 @@ def read_kubeconfig(file: Path) -> Access:
         return _access(cluster.get("cluster"), user, file)
     except FileNotFoundError as error:
         if error.filename == str(file):
-            raise InvalidInput(f"{file} does not exist.", "--kubeconfig names it.") from None
+            raise InvalidInput(f"{file} does not exist.", f"{option} names it.") from None
         raise InvalidInput(f"{error.filename}, which {file} names, does not exist.") from None
     except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
         why = " ".join(str(error).split())
         raise InvalidInput(f"{file} is not a kubeconfig that can be used: {why}") from None
+
+
+def full_url(server: str) -> str:
+    """Of a server that may be named by its address alone."""
+    return server if "://" in server else f"https://{server}"
 
 
 def token_access(url: str, token: str, authority: bytes = b"") -> Access:
@@ -157,11 +162,17 @@ def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) 
         "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
         "current-context": "default",
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}.new")
-    new.touch(0o600)
-    new.write_text(json.dumps(document, indent=2))
-    new.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.touch(0o600)
+        new.write_text(json.dumps(document, indent=2))
+        new.replace(file)
+    except OSError as error:
+        raise PermissionDenied(
+            f"the kubeconfig {file} cannot be written: {error.strerror}.",
+            "--kubeconfig names a file that may be written.",
+        ) from None
 
 
 def _access(cluster: At, user: At, file: Path) -> Access:

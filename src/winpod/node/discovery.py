@@ -15,7 +15,7 @@ import ssl
 import yaml
 from lightkube.models import core_v1 as v1
 
-from winpod.node.access import Access, token_access
+from winpod.node.access import Access, full_url, token_access
 from winpod.node.api import ApiServer
 from winpod.windows.errors import InvalidInput, PermissionDenied
 from winpod.windows.reading import At
@@ -32,7 +32,7 @@ async def discover(server: str, token: str) -> Access:
             f'"{token[:6]}..." is not a bootstrap token.',
             "kubeadm token create prints one: six characters, a point, sixteen characters.",
         )
-    url = server if "://" in server else f"https://{server}"
+    url = full_url(server)
     told = await _published(url)
     if told is None:
         raise PermissionDenied(

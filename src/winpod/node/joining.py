@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 
 from winpod.cri.config import Config
 from winpod.cri.rpc import Client
-from winpod.node.access import Access, read_kubeconfig, token_access
+from winpod.node.access import Access, full_url, read_kubeconfig, token_access
 from winpod.node.agent import Agent, for_good
 from winpod.node.api import ApiServer
 from winpod.node.api_source import ApiObjects, ClusterWide, of_node
@@ -68,19 +68,19 @@ class Cluster:
     authority: Path | None = None
 
     def refuse_unreadable(self) -> None:
-        """Before anything is made; what a bootstrap writes is not there yet."""
+        """What a bootstrap writes is not there yet."""
         if not self.bootstrap_kubeconfig and not self.token:
             read_kubeconfig(self.kubeconfig)
 
     async def bootstrap(self) -> Access | None:
         if self.bootstrap_kubeconfig:
-            return read_kubeconfig(self.bootstrap_kubeconfig)
+            return read_kubeconfig(self.bootstrap_kubeconfig, "--bootstrap-kubeconfig")
         if not self.token:
             return None
         if not self.server:
             raise InvalidInput("--token needs the address of the API server.", "Give --server.")
         if self.authority:
-            return token_access(self.server, self.token, self.authority.read_bytes())
+            return _believing(self.authority, self.server, self.token)
         return await discover(self.server, self.token)
 
     async def access(self, identity: Identity) -> Access:
@@ -94,6 +94,20 @@ class Cluster:
             except Unavailable as error:
                 _log.warning("the node waits for its cluster: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _believing(authority: Path, server: str, token: str) -> Access:
+    try:
+        content = authority.read_bytes()
+        if not content.strip():
+            raise ValueError("it is empty")
+        return token_access(full_url(server), token, content)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, FileNotFoundError) else error
+        raise InvalidInput(
+            f"{authority} has no authority to believe: {why}.",
+            "--certificate-authority names a file with certificates in PEM form.",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,15 @@ class Joined:
     def root(self) -> Path:
         return self.config.root / "nodes" / self.settings.name
 
+    def refuse_unreadable(self) -> None:
+        """Before anything is made."""
+        self.cluster.refuse_unreadable()
+        if self.manifests and self.manifests.exists() and not self.manifests.is_dir():
+            raise InvalidInput(
+                f"{self.manifests} is no directory.",
+                "--manifests names one, with a file for each static pod.",
+            )
+
     @property
     def identity(self) -> Identity:
         return Identity(self.settings.name, self.cluster.kubeconfig, self.root / "pki")
@@ -133,7 +156,7 @@ class Joined:
 
 async def run_node(node: Joined, part: Part) -> None:
     """Until it is cancelled. Pods go on then."""
-    node.cluster.refuse_unreadable()
+    node.refuse_unreadable()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(_runtime(node))
         _make_directory(node.root)
@@ -180,9 +203,9 @@ async def run_node(node: Joined, part: Part) -> None:
 def _make_directory(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
-    except PermissionError:
+    except OSError as error:
         raise PermissionDenied(
-            f"{root} cannot be written by this user.", "Use sudo, or choose another --root."
+            f"{root} cannot be made: {error.strerror}.", "Use sudo, or choose another --root."
         ) from None
 
 

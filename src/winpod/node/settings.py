@@ -22,7 +22,7 @@ from winpod.node.node_status import WINDOWS_TAINT
 from winpod.node.splitting import Part, Stated, split
 from winpod.node.thresholds import Thresholds
 from winpod.windows.builds import DEFAULT_HOST, Build, parse_build
-from winpod.windows.errors import InvalidInput
+from winpod.windows.errors import InvalidInput, PermissionDenied
 from winpod.windows.objects import Taint
 from winpod.windows.quantities import parse_quantity
 from winpod.windows.reading import At, InvalidField
@@ -110,8 +110,14 @@ SIMULATED_MACHINE = Share(Decimal(32), memory_bytes=128 << 30, disk_bytes=1 << 4
 def this_machine(root: Path) -> Share:
     """With the disk that a directory is on."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    root.mkdir(parents=True, exist_ok=True)
-    return Share(Decimal(len(os.sched_getaffinity(0))), memory, shutil.disk_usage(root).total)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(root).total
+    except OSError as error:
+        raise PermissionDenied(
+            f"{root} cannot be the root: {error.strerror}.", "Use sudo, or choose another --root."
+        ) from None
+    return Share(Decimal(len(os.sched_getaffinity(0))), memory, disk)
 
 
 def parts_of(nodes: Sequence[NodeSettings], root: Path) -> dict[str, Part]:
