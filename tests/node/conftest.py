@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from tests.cri.test_images import push
-from tests.images.registries import home, registry
+from tests.images.registries import basic_registry, home, registry
 from tests.node.small_node import SmallNode, pulled, small_node
 from winpod.cri.rpc import Client
 
-__all__ = ["home", "registry"]
+__all__ = ["basic_registry", "home", "registry"]
 
 
 @pytest.fixture

@@ -1,11 +1,19 @@
 """Images for pods: kept under the names that pods have for them, pulled no more than is needed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from lightkube.models import core_v1 as v1
+
+from tests.cri.test_images import push
+from tests.images.registries import PASSWORD, auths, log_in
+from tests.node.known_objects import encoded, read
 from tests.node.small_node import SmallNode, pod_of
 from winpod.cli.main import app
 from winpod.cri.rpc import Client
+
+FAILED_SECRETS = "FailedToRetrieveImagePullSecret"
 
 
 def pack(folder: Path, content: str, build: str = "2022") -> str:
@@ -55,3 +63,37 @@ async def test_a_pull_that_waits_still_says_why_the_last_one_failed(
             "the handler runhcs-wcow-process: hcs::CreateComputeSystem: The container operating "
             f"system does not match the host operating system. {image} has no build 10.0.20348; "
         )
+
+
+def pull_secret(registry: str, password: str) -> v1.Secret:
+    return secret_of(json.dumps(auths(registry, password=password)))
+
+
+def secret_of(config: str) -> v1.Secret:
+    data = encoded(**{".dockerconfigjson": config})
+    return read(v1.Secret, {"type": "kubernetes.io/dockerconfigjson", "data": data})
+
+
+async def test_pull_secrets_are_tried_in_turn_and_those_that_are_missing_are_told(
+    node: SmallNode, client: Client, basic_registry: str, home: Path
+) -> None:
+    log_in(home, auths(basic_registry))
+    image = await push(home, f"{basic_registry}/team/app:1", "2022")
+    log_in(home, {})
+    node.objects.secrets |= {
+        "shop/wrong": pull_secret(basic_registry, "wrong"),
+        "shop/other": pull_secret("registry.example", PASSWORD),
+        "shop/right": pull_secret(basic_registry, PASSWORD),
+        "shop/odd": secret_of("{"),
+    }
+    names = ("missing", "odd", "wrong", "other", "right")
+    async with node.engine(client) as engine:
+        engine.set(pod_of(image, imagePullSecrets=[{"name": name} for name in names]))
+        await node.until(lambda: node.said.last("uid-web").phase == "Running")
+        told = [text for _, why, text, _ in node.said.events if why == FAILED_SECRETS]
+        assert len(told) == 1
+        assert told[0].startswith("Unable to retrieve some image pull secrets (missing, odd: ")
+        assert told[0].endswith("); attempting to pull the image may not succeed.")
+        wrong, anew = [{"name": "wrong"}], [{"imagePullPolicy": "Always"}]
+        engine.set(pod_of(image, "locked", imagePullSecrets=wrong, with_each=anew))
+        await node.until(lambda: "Failed" in node.said.reasons("uid-locked"))
