@@ -1,10 +1,12 @@
-"""`winpod node` that cannot begin says why in a sentence, and ends."""
+"""`winpod node` that cannot begin says why in a sentence, and ends; options are what they say."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.cli.winpod import winpod
+from winpod.cli.main import app
+from winpod.node.joining import Joined
 
 BAD_INPUT = 2
 
@@ -75,3 +77,29 @@ def test_a_node_that_nothing_of_the_machine_is_left_for_is_named(tmp_path: Path)
     assert ran.code == BAD_INPUT
     assert "machine's memory is left for the node none" in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "taints"),
+    [
+        ((), ["os=windows:NoSchedule"]),
+        (("--register-taint", ""), []),
+        (
+            ("--register-taint", "new:NoExecute", "--register-taint", "a=b:NoSchedule"),
+            ["new:NoExecute", "a=b:NoSchedule"],
+        ),
+    ],
+    ids=["default", "none", "two"],
+)
+def test_taints_are_those_that_are_told_and_none_where_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], taints: list[str]
+) -> None:
+    nodes: list[Joined] = []
+
+    async def join(joined: list[Joined]) -> None:
+        nodes.extend(joined)
+
+    monkeypatch.setattr("winpod.cli.node._until_stopped", join)
+    arguments = ["node", "--kubeconfig", "none", "--root", str(tmp_path), *options]
+    app(arguments, standalone_mode=False)
+    assert [str(taint) for node in nodes for taint in node.settings.taints] == taints
