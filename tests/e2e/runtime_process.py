@@ -53,7 +53,7 @@ class RuntimeProcess:
         self.client = Client(f"unix:{self.socket}")
         self.pid = 0
         for place in (self.root, self.data):
-            place.mkdir()
+            place.mkdir(exist_ok=True)
         link_base(self.root, base)
         self.config.write_text(f"[runtime]\nwarm_shells = {warm}\n")
         self._ids = folder / "ids"

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from lightkube.models import core_v1 as v1
 from tests.cri.test_life import Node
+from tests.e2e.microvms import link_kit
 from tests.e2e.runtime_process import RuntimeProcess
-from tests.node.known_objects import facts_in, read
+from tests.e2e.windows_programs import cache
+from tests.node.known_objects import encoded, facts_in, read
 from tests.node.small_node import SmallNode
 
+from winpod.compute.hypervisor.accelerator import ALLOW
+from winpod.compute.hypervisor.kit import build_kit
 from winpod.cri.rpc import Client
 from winpod.images.base import Base
 from winpod.node.seen import ContainerSeen
@@ -122,6 +126,69 @@ async def test_a_probe_in_the_container_decides_and_a_kill_of_the_runtime_change
         await node.until(lambda: node.said.away == [UID])
         assert await asyncio.to_thread((machine.data / "stopped").exists)
     await client.close()
+
+
+@pytest.fixture
+async def machine_with_guests(
+    tmp_path: Path, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RuntimeProcess]:
+    """One that can run microVMs, emulated where there is no KVM."""
+    await asyncio.to_thread(build_kit, cache() / "root")
+    monkeypatch.setenv(ALLOW, "1")
+    (tmp_path / "root").mkdir()
+    link_kit(tmp_path / "root")
+    async with RuntimeProcess.running(tmp_path, base) as machine:
+        yield machine
+
+
+async def reads_its_secrets(machine: RuntimeProcess, node: SmallNode, **spec: Any) -> None:
+    """Each way that files of the pod's directory get into a container, as its least user."""
+    login = {"data": encoded(password="correct horse")}
+    node.objects.secrets["shop/login"] = read(v1.Secret, login)
+    mounts = [
+        {"name": "login", "mountPath": "C:\\login"},
+        {"name": "login", "mountPath": "C:\\one\\password", "subPath": "password"},
+        {"name": "scratch", "mountPath": "C:\\scratch"},
+    ]
+    script = "type C:\\login\\password & echo. & type C:\\one\\password & echo. & echo "
+    script += "kept>C:\\scratch\\file & type C:\\scratch\\file & echo words>C:\\words"
+    app = {
+        "name": "app",
+        "command": in_cmd(script),
+        "volumeMounts": mounts,
+        "securityContext": {"windowsOptions": {"runAsUserName": "ContainerUser"}},
+        "terminationMessagePath": "C:\\words",
+    }
+    volumes = [
+        {"name": "login", "secret": {"secretName": "login"}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    pod = pod_of(machine, app, volumes=volumes, restartPolicy="Never", **spec)
+    pods = node.facts.root / "pods"
+    await asyncio.to_thread(pods.mkdir, parents=True)
+    await asyncio.to_thread(pods.chmod, 0o755)
+    async with node.engine(machine.client) as engine:
+        engine.set(pod)
+        await node.until(lambda: node.said.last(UID).phase == "Succeeded")
+        assert (await asyncio.to_thread(pods.stat)).st_mode & 0o777 == 0o700
+        said = await asyncio.to_thread(log_of, engine.find_container("shop", "web", "app"))
+        assert [line.strip() for line in said.splitlines()] == ["correct horse"] * 2 + ["kept"]
+        (status,) = node.said.last(UID).containerStatuses
+        assert status.state.terminated.message.strip() == "words"
+        engine.set(deleted(pod))
+        await node.until(lambda: node.said.away == [UID])
+
+
+async def test_a_user_of_a_container_reads_secrets_that_no_user_of_the_machine_can(
+    machine: RuntimeProcess, node: SmallNode
+) -> None:
+    await reads_its_secrets(machine, node)
+
+
+async def test_a_guest_reads_secrets_that_no_user_of_the_machine_can(
+    machine_with_guests: RuntimeProcess, node: SmallNode
+) -> None:
+    await reads_its_secrets(machine_with_guests, node, runtimeClassName="runhcs-wcow-hypervisor")
 
 
 def is_ready(node: SmallNode) -> bool:
