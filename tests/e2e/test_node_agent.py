@@ -369,6 +369,68 @@ def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
         control_plane.request("DELETE", "/api/v1/nodes/token-win")
 
 
+def test_a_node_joins_with_a_bootstrap_kubeconfig_and_comes_back_without_it(
+    control_plane: ControlPlane, tmp_path: Path, bootstrap_token: str
+) -> None:
+    joining = json.loads(control_plane.public_kubeconfig())
+    joining["users"] = [{"name": "joining", "user": {"token": bootstrap_token}}]
+    cluster = joining["clusters"][0]["name"] = "joined"
+    context = {"cluster": cluster, "user": "joining"}
+    joining |= {"contexts": [{"name": "joining", "context": context}], "current-context": "joining"}
+    bootstrap, kubeconfig = tmp_path / "bootstrap.kubeconfig", tmp_path / "kubeconfig"
+    bootstrap.write_text(json.dumps(joining))
+    runtime = simulated_runtime(tmp_path, "2019")
+    process = NodeProcess(
+        tmp_path,
+        *("--kubeconfig", str(kubeconfig), "--bootstrap-kubeconfig", str(bootstrap)),
+        *("--name", "boot-win", "--build", "2019", "--self-signed"),
+        *("--runtime", str(tmp_path / "cri.sock"), "--port", "0"),
+    )
+    try:
+        with process:
+            eventually(lambda: is_ready(control_plane, "boot-win"))
+            assert bootstrap_token not in kubeconfig.read_text()
+            assert "client-certificate" in kubeconfig.read_text()
+            process.kill()
+            bootstrap.unlink()
+            before = _renewed(control_plane, "boot-win")
+            process.start()
+            eventually(lambda: _renewed(control_plane, "boot-win") > before)
+    finally:
+        runtime.stop()
+        control_plane.request("DELETE", "/api/v1/nodes/boot-win")
+
+
+def _renewed(cluster: ControlPlane, name: str) -> str:
+    """The time in the node's lease."""
+    return str(found(cluster, f"{LEASES}/{name}").get("spec", {}).get("renewTime", ""))
+
+
+@pytest.mark.parametrize(
+    ("options", "taints"),
+    [
+        (
+            ("--register-taint", "dedicated=shop:NoExecute", "--register-taint", "new:NoSchedule"),
+            {("dedicated", "shop", "NoExecute"), ("new", "", "NoSchedule")},
+        ),
+        (("--register-taint", ""), set()),
+    ],
+    ids=["two", "none"],
+)
+def test_a_node_registers_with_the_taints_that_it_is_told(
+    control_plane: ControlPlane,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    taints: set[tuple[str, str, str]],
+) -> None:
+    """Those of Kubernetes itself come and go with the node's conditions."""
+    with joined(control_plane, tmp_path, f"taints-{len(taints)}", *options):
+        eventually(lambda: is_ready(control_plane, f"taints-{len(taints)}"))
+        told = node(control_plane, f"taints-{len(taints)}")["spec"].get("taints", [])
+    own = {(one["key"], one.get("value", ""), one["effect"]) for one in told}
+    assert {one for one in own if not one[0].startswith("node.kubernetes.io/")} == taints
+
+
 def _answer_to_nobody(cluster: ControlPlane, name: str) -> int:
     """Of the node's own API, at the port that it tells; 0 where it does not listen."""
     told = node(cluster, name)["status"]["daemonEndpoints"]
