@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from winpod.node.event_series import BURST, REFILL, Event, EventSeries, Subject
+from winpod.node.event_series import BURST, REFILL, Event, EventSeries, Subject, by_reason
 
 NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
 POD = Subject("Pod", "shop", "web", "uid-1", "7")
@@ -41,6 +41,14 @@ def test_one_object_has_a_burst_of_events_and_then_one_in_a_while() -> None:
     assert after
     assert after.count == BURST + 6
     assert series.take(BACK_OFF, NOW + REFILL) is None
+
+
+def test_where_reasons_are_limited_one_by_one_a_flood_of_one_holds_no_other_back() -> None:
+    series = EventSeries(limited_by=by_reason)
+    told = [series.take(BACK_OFF, NOW) for _ in range(BURST + 5)]
+    assert sum(telling is not None for telling in told) == BURST
+    assert series.take(replace(BACK_OFF, reason="Killing"), NOW)
+    assert series.take(replace(BACK_OFF, subject=replace(POD, version="9")), NOW) is None
 
 
 def test_a_clock_that_was_put_back_holds_no_event_back() -> None:

@@ -1,4 +1,8 @@
-"""What the operator does and finds, told as events of the objects that it is about."""
+"""What the operator does and finds, told as events of the objects that it is about.
+
+Those of one reason are limited, never those of others by them: the steps of an upgrade, however
+many, do not keep its end from being told.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import replace
 from winpod.cluster.custom_resources import API_VERSION
 from winpod.cluster.upgrade.resource import KIND
 from winpod.node.api import ApiServer
-from winpod.node.event_series import Event, Subject
+from winpod.node.event_series import Event, EventSeries, Subject, by_reason
 from winpod.node.event_telling import EventTelling
 
 COMPONENT = "winpod-operator"
@@ -28,7 +32,9 @@ _MOST_CHARACTERS = 1024
 
 class Telling:
     def __init__(self, api: ApiServer, identity: str) -> None:
-        self._events = EventTelling(api, COMPONENT, identity)
+        self._events = EventTelling(
+            api, COMPONENT, identity, series=EventSeries(limited_by=by_reason)
+        )
 
     async def run(self) -> None:
         await self._events.run()

@@ -2,11 +2,12 @@
 
 As clients of the API server do it: what happens again is counted in the event that told it first,
 more than ten like it become one that stands for all, and one object has so many events and then
-one in five minutes.
+one in five minutes; or so many of each reason, where much is told of one object.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -64,13 +65,25 @@ class _Allowance:
     since: datetime
 
 
-class EventSeries:
-    """Forgets the oldest when there is too much to remember."""
+def by_object(event: Event) -> Hashable:
+    return replace(event.subject, version="", field="")
 
-    def __init__(self) -> None:
+
+def by_reason(event: Event) -> Hashable:
+    return by_object(event), event.reason
+
+
+class EventSeries:
+    """Forgets the oldest when there is too much to remember.
+
+    `limited_by` says which events are held back together.
+    """
+
+    def __init__(self, limited_by: Callable[[Event], Hashable] = by_object) -> None:
+        self._limited_by = limited_by
         self._told: dict[Event, Telling] = {}
         self._similar: dict[Event, _Similar] = {}
-        self._allowances: dict[Subject, _Allowance] = {}
+        self._allowances: dict[Hashable, _Allowance] = {}
 
     def take(self, event: Event, now: datetime) -> Telling | None:
         """How to tell it; None where there have been too many."""
@@ -82,7 +95,7 @@ class EventSeries:
             telling = Telling(event, event_name(event.subject.name, now), 1, now, now)
         self._told[_without_version(event)] = telling
         _keep_newest(self._told)
-        return telling if self._is_allowed(event.subject, now) else None
+        return telling if self._is_allowed(self._limited_by(event), now) else None
 
     def _combined(self, event: Event, now: datetime) -> Event:
         alike = replace(_without_version(event), message="")
@@ -97,15 +110,14 @@ class EventSeries:
             return event
         return replace(event, message=f"(combined from similar events): {event.message}")
 
-    def _is_allowed(self, subject: Subject, now: datetime) -> bool:
-        subject = replace(subject, version="", field="")
-        known = self._allowances.pop(subject, None) or _Allowance(BURST, now)
+    def _is_allowed(self, limited: Hashable, now: datetime) -> bool:
+        known = self._allowances.pop(limited, None) or _Allowance(BURST, now)
         passed = max(now - known.since, timedelta())
         known.left = min(known.left + passed / REFILL, BURST)
         known.since = now
         is_allowed = known.left >= 1
         known.left -= is_allowed
-        self._allowances[subject] = known
+        self._allowances[limited] = known
         _keep_newest(self._allowances)
         return is_allowed
 

@@ -34,12 +34,13 @@ class EventTelling:
         component: str,
         instance: str,
         clock: Callable[[], datetime] = utc_now,
+        series: EventSeries | None = None,
     ) -> None:
         self._api = api
         self._component = component
         self._instance = instance
         self._clock = clock
-        self._series = EventSeries()
+        self._series = series or EventSeries()
         self._waiting: deque[Telling] = deque(maxlen=_MOST_EVENTS)
         self._has_some = asyncio.Event()
 
