@@ -246,6 +246,43 @@ def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
     eventually(lambda: "servers-2022" in classes(plane))
 
 
+def test_a_mistake_in_the_settings_and_a_restart_are_no_reason_to_act_by_the_defaults(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
+    add_nodes(plane, windows_node("old", BUILD_2019))
+    eventually(lambda: classes(plane).keys() == {"servers-2019"})
+    configure(plane, "clases: {name: 'servers-{release}'}")
+    eventually(lambda: operator.said("clases is not a setting"))
+    operator.stop()
+    plane.kubectl("delete", "events", "--all", "-n", NAMESPACE)
+    operator.start()
+    try:
+        eventually(lambda: "SettingsNotUsed" in reasons(plane, NAMESPACE, "winpod-operator"))
+        waits = (503, "the settings cannot be used, see the log\n")
+        eventually(lambda: operator.answer("/readyz") == waits)
+        add_nodes(plane, windows_node("new", BUILD_2022))
+        known = f'winpod_nodes{{build="{BUILD_2022}'
+        eventually(lambda: known in operator.answer("/metrics")[1])
+        assert not leader(plane)
+        assert classes(plane).keys() == {"servers-2019"}
+    finally:
+        configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
+    eventually(lambda: classes(plane).keys() == {"servers-2019", "servers-2022"})
+
+
+def test_settings_that_are_deleted_stay_and_are_missed(
+    plane: ControlPlane, operator: OperatorProcess
+) -> None:
+    configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
+    add_nodes(plane, windows_node("old", BUILD_2019))
+    eventually(lambda: classes(plane).keys() == {"servers-2019"})
+    plane.kubectl("delete", "configmap", "winpod-operator", "-n", NAMESPACE)
+    eventually(lambda: operator.said("The ConfigMap winpod-operator was deleted"))
+    add_nodes(plane, windows_node("new", BUILD_2022))
+    eventually(lambda: classes(plane).keys() == {"servers-2019", "servers-2022"})
+
+
 def test_an_operator_goes_on_after_the_api_server_was_away(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whether the operator lives, and whether it knows the cluster, for the kubelet's probes."""
+"""Whether the operator lives, and knows the cluster and its settings, for the kubelet's probes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def health_routes(view: View, settings: LiveSettings, leading: Leading) -> list[
         return web.Response(text="ok\n")
 
     async def is_ready(_: web.Request) -> web.Response:
+        if settings.is_unusable:
+            return web.Response(status=503, text="the settings cannot be used, see the log\n")
         if not (view.is_known and settings.is_known):
             return web.Response(status=503, text="the cluster is not known yet\n")
         return web.Response(text="leads\n" if leading.is_leader else "waits to lead\n")

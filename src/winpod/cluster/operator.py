@@ -22,7 +22,7 @@ from winpod.cluster.cluster_metrics import ClusterMetrics, LeaderMetrics, metric
 from winpod.cluster.health import health_routes
 from winpod.cluster.judging import Judging
 from winpod.cluster.leading import Leading
-from winpod.cluster.live_settings import LiveSettings
+from winpod.cluster.live_settings import LiveSettings, SettingsProblems
 from winpod.cluster.page.gates import LoopbackGate, TokenGate
 from winpod.cluster.page.happenings import Happenings
 from winpod.cluster.page.page import Page, Sights
@@ -86,6 +86,7 @@ class Operator:
         self._telling = Telling(self._api, place.identity)
         leader_metrics = LeaderMetrics(self._numbers)
         self._tell = leader_metrics.counted(self._telling.tell)
+        self._problems = SettingsProblems(self._settings, self._tell)
         self._classes = Reconciling(
             self._api, self._view, self._settings, self._tell, leader_metrics.count_look
         )
@@ -132,6 +133,7 @@ class Operator:
             ("upgrades and refusals", self._happenings.run),
         ]
         self._when_leading: list[Part] = [
+            ("problems of the settings", self._problems.run),
             ("classes and labels", self._classes.run),
             ("upgrades", self._upgrades.run),
         ]
@@ -153,13 +155,21 @@ class Operator:
             async with self._serving(), asyncio.TaskGroup() as group:
                 for name, work in self._always:
                     group.create_task(for_good(name, work))
-                group.create_task(self._leading.run(self._lead))
+                group.create_task(self._lead_when_known())
         finally:
             await self._api.close()
 
-    async def _lead(self) -> None:
+    async def _lead_when_known(self) -> None:
+        """Who knows neither cluster nor settings leaves the lease to those who do."""
+        telling = asyncio.create_task(self._problems.run())
+        try:
+            await self._settings.until_known()
+        finally:
+            telling.cancel()
         await self._view.until_known()
-        await self._settings.until_known()
+        await self._leading.run(self._lead)
+
+    async def _lead(self) -> None:
         async with asyncio.TaskGroup() as group:
             for name, work in self._when_leading:
                 group.create_task(for_good(name, work))

@@ -20,7 +20,6 @@ from winpod.cluster.classes import ABOUT, Deed, Step, desired_classes, plan_clas
 from winpod.cluster.live_settings import LiveSettings
 from winpod.cluster.node_labels import LabelChange, change_labels, with_labels
 from winpod.cluster.seen import FILLED, MANAGED_BY, OURS, NodeObject, SeenNode
-from winpod.cluster.settings import CONFIG_MAP
 from winpod.cluster.view import CLASSES, NODES, Kind, View
 from winpod.node.api import ApiServer, Refused
 from winpod.node.event_series import Event, Subject
@@ -66,7 +65,6 @@ class Reconciling:
         view.subscribe(Kind.NODE, Kind.CLASS, Kind.USE, wake=self._wake)
         settings.subscribe(wake=self._wake)
         self._told: dict[str, str] = {}
-        self._told_settings = ""
         self._unwanted_since: dict[str, float] = {}
         self._looks: dict[str, _Look] = {}
 
@@ -95,7 +93,6 @@ class Reconciling:
 
     async def _reconcile(self) -> float | None:
         """Seconds until the next deed is due, None where none is."""
-        self._tell_settings()
         settings = self._settings.now
         looks = [self._look(seen, settings.labels) for seen in self._view.nodes]
         self._looks = {look.seen.node.name: look for look in looks}
@@ -173,13 +170,6 @@ class Reconciling:
         _log.info("class %s: %s, because %s", step.name, step.deed, step.reason)
         told = f"{step.deed.capitalize()}d: {step.reason}."
         self._tell(Event(_subject(step), "Normal", f"Class{step.deed.capitalize()}d", told))
-
-    def _tell_settings(self) -> None:
-        problem = self._settings.problem
-        if problem and problem != self._told_settings:
-            subject = Subject("ConfigMap", self._settings.namespace, CONFIG_MAP, "")
-            self._tell(Event(subject, "Warning", "SettingsNotUsed", problem))
-        self._told_settings = problem
 
     def _tell_once(self, step: Step) -> None:
         """Why a class is not as it would be; only where that is news."""

@@ -33,11 +33,13 @@ from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.pull_secrets import PullSecrets
 from winpod.cluster.admission.webhook import MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS, Webhook
 from winpod.cluster.live_settings import LiveSettings
+from winpod.cluster.settings import Admission
 from winpod.cluster.view import CLASSES, NODES, PODS, View
 
 NAMESPACE = "winpod-system"
 CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 V2022 = windows(f"{BUILD_2022}.1")
+LONG = Admission().budget_seconds
 Object = dict[str, Any]
 
 
@@ -151,6 +153,22 @@ class TestAnOperatorThatHasJustBegun:
             answered = await webhook.review(VALIDATE_PODS, pod("app:1"), patience="1s")
             assert (answered.status, answered.seconds < 1) == (503, True)
             api.silent[CONFIG_MAPS].set()
+
+    async def test_says_no_at_once_where_settings_cannot_be_used_and_there_were_no_others(
+        self,
+    ) -> None:
+        bad = configured("admision: {enabled: false}")
+        api = StandInApi(cluster() | {CONFIG_MAPS: [bad]})
+        async with serve(StandIn(index(V2022))) as registry, asking(api) as webhook:
+            new = pod(f"{registry}/app:1")
+            answered = await webhook.review(MUTATE_PODS, new)
+            assert (answered.status, answered.seconds < LONG) == (503, True)
+            deadline = time.monotonic() + 30
+            while (answered := await webhook.review(MUTATE_PODS, new)).status == 503:
+                assert time.monotonic() < deadline
+                api.tell(CONFIG_MAPS, "MODIFIED", configured("classes: {enabled: false}"))
+                await asyncio.sleep(0.02)
+            assert "/spec/nodeSelector" in answered.patches
 
 
 def deployment(image: str, **spec: Any) -> Object:
@@ -316,7 +334,9 @@ class TestWhileTheClusterChanges:
             answered = await webhook.review(VALIDATE_PODS, named)
             assert 'there is no RuntimeClass "windows-2022"' in answered.response["warnings"][0]
 
-    async def test_settings_that_are_no_use_change_nothing_and_none_are_the_default(self) -> None:
+    async def test_settings_that_are_no_use_change_nothing_and_empty_ones_are_the_default(
+        self,
+    ) -> None:
         async with asking_with_image() as (webhook, image, api):
             new, classed = pod(image), {"/spec/runtimeClassName": "windows-2022"}
             await self.until(webhook, new, classed)
@@ -328,5 +348,6 @@ class TestWhileTheClusterChanges:
             await self.until(webhook, new, classed)
             api.tell(CONFIG_MAPS, "MODIFIED", configured("admission: {enabled: false}"))
             await self.until(webhook, new, {})
-            api.tell(CONFIG_MAPS, "DELETED", configured(""))
+            api.tell(CONFIG_MAPS, "DELETED", configured("admission: {enabled: false}"))
+            api.tell(CONFIG_MAPS, "ADDED", configured(""))
             await self.until(webhook, new, classed)

@@ -161,18 +161,19 @@ class Webhook:
             self._metrics.count_review(webhook, outcome, time.monotonic() - began)
 
     async def _is_known(self, until: float) -> bool:
-        """Waits for what an operator that has just begun does not know yet.
+        """Waits for what an operator that has just begun does not know yet, if it will come.
 
         Nobody is answered by settings that may not be the cluster's: what becomes of a pod that
         cannot be answered is said by the failure policy that the API server was told.
         """
         try:
             async with asyncio.timeout(until - time.monotonic()):
-                await self._view.until_known()
-                await self._settings.until_known()
+                await self._settings.until_read()
+                if self._settings.is_known:
+                    await self._view.until_known()
         except TimeoutError:
             return False
-        return True
+        return self._settings.is_known
 
     def _budget(self, request: web.Request) -> float:
         """The API server says how long it waits."""
