@@ -469,6 +469,9 @@ def test_a_class_that_is_being_retired_takes_no_new_pods_and_says_why(
     eventually(lambda: create(plane, app_pod("again", image)).object)
 
 
+_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1", "CronJob": "batch/v1"}
+
+
 def workload(kind: str, name: str, image: str, **spec: Any) -> dict[str, Any]:
     labels = {"app": name}
     template = {
@@ -483,7 +486,9 @@ def workload(kind: str, name: str, image: str, **spec: Any) -> dict[str, Any]:
         body = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": body}}
     if kind == "StatefulSet":
         body["serviceName"] = name
-    version = "batch/v1" if "Job" in kind else "apps/v1"
+    if kind == "ReplicationController":
+        body["selector"] = labels
+    version = _VERSIONS.get(kind, "apps/v1")
     metadata = {"name": name, "namespace": "apps"}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": body}
 
@@ -498,7 +503,11 @@ def applied(plane: ControlPlane, obj: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob"]
+    "kind",
+    [
+        *("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"),
+        *("ReplicationController", "Job", "CronJob"),
+    ],
 )
 def test_applying_a_workload_whose_pods_would_be_refused_says_so_at_once(
     plane: ControlPlane, home: Path, registry: str, kind: str
