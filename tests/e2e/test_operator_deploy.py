@@ -1,6 +1,8 @@
 """The operator's chart and manifests: one source, and what a real API server makes of them."""
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.e2e.helm import (
     rendered,
 )
 from tests.e2e.node_process import found
+from tests.e2e.waiting import eventually
 
 from winpod import __version__
 from winpod.cluster.custom_resources import GROUP
@@ -32,6 +35,7 @@ CHOICES = {
         "--set",
         "replicas=1,webhook.enabled=false,rbac.pullSecrets=false,rbac.upgrades=false",
     ),
+    "some pull secrets": ("--set", "rbac.pullSecretNamespaces={kube-public,kube-node-lease}"),
     "own exemptions": ("--set", "settings.admission.exemptNamespaces={apps,kube-system}"),
     "everything": (
         *("--set", "rbac.page=true,priorityClassName=system-cluster-critical"),
@@ -153,6 +157,56 @@ def test_instances_need_a_payload_which_is_mounted_where_it_is_read(tmp_path: Pa
     (place,) = [one for one in operator["volumeMounts"] if one["name"] == "payload"]
     assert f"--payload={place['mountPath']}" in operator["args"]
     assert {"name": "payload", "persistentVolumeClaim": {"claimName": "files"}} in spec["volumes"]
+
+
+@contextmanager
+def rights(plane: ControlPlane, home: Path, *options: str) -> Iterator[None]:
+    """Of an operator that is installed with these options, and nobody's afterwards."""
+    kinds = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    listed = [obj for obj in objects(rendered(home, *options)) if obj["kind"] in kinds]
+    plane.kubectl("apply", "-f", str(MANIFESTS / "01-namespace.yaml"))
+    plane.apply(*listed)
+    try:
+        yield
+    finally:
+        text = "---\n".join(map(as_yaml, listed))
+        plane.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
+
+
+def may(plane: ControlPlane, verb: str, namespace: str) -> bool:
+    """Whether the operator may do this with the Secrets there."""
+    account = f"system:serviceaccount:{NAMESPACE}:winpod-operator"
+    asked = ("auth", "can-i", verb, "secrets", "-n", namespace, "--as", account)
+    done = subprocess.run(plane.kubectl_command(*asked), capture_output=True, text=True)
+    assert done.stdout.strip() in ("yes", "no"), done.stderr
+    return done.stdout.strip() == "yes"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "readable"),
+    [
+        ("rbac.pullSecrets=true", {"default", "kube-system", "kube-public"}),
+        ("rbac.pullSecretNamespaces={default}", {"default"}),
+        ("rbac.pullSecretNamespaces={default},rbac.pullSecrets=false", set()),
+        ("rbac.pullSecrets=false", set()),
+    ],
+)
+def test_with_instances_secrets_are_read_where_that_is_chosen_and_in_kube_system_only_created(
+    chosen: str, readable: set[str], plane: ControlPlane, tmp_path: Path
+) -> None:
+    instances = "instances.enabled=true,instances.payload.image.reference=payload:1"
+    with rights(plane, tmp_path, "--set", instances, "--set", chosen):
+        eventually(lambda: may(plane, "create", "kube-system"))
+        eventually(
+            lambda: {
+                namespace
+                for namespace in ("default", "kube-system", "kube-public")
+                if may(plane, "get", namespace)
+            },
+            lambda found: found == readable,
+        )
+        for verb in ("list", "watch", "update", "patch", "delete"):
+            assert not may(plane, verb, "kube-system"), verb
 
 
 def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(
