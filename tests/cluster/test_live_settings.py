@@ -137,7 +137,9 @@ async def test_without_settings_an_operator_is_not_ready_does_not_lead_and_says_
     api = Watched(BAD)
     async with serve(api) as address, asyncio.timeout(60):
         access = Access(f"http://{address}", ssl.create_default_context())
-        place = Place(NAMESPACE, "one", "127.0.0.1", unused_tcp_port, 0, page_port=0)
+        place = Place(
+            NAMESPACE, "one", "127.0.0.1", unused_tcp_port, has_webhook=False, page_port=0
+        )
         running = asyncio.create_task(Operator(access, place).run())
         try:
             told = await api.events.get()

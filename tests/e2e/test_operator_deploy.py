@@ -22,6 +22,8 @@ from tests.e2e.helm import (
     rendered,
 )
 from tests.e2e.node_process import found
+from tests.e2e.objects import BUILD_2019, add_nodes, windows_node
+from tests.e2e.operator_process import OperatorProcess, classes
 from tests.e2e.waiting import eventually
 
 from winpod import __version__
@@ -207,6 +209,27 @@ def test_with_instances_secrets_are_read_where_that_is_chosen_and_in_kube_system
         )
         for verb in ("list", "watch", "update", "patch", "delete"):
             assert not may(plane, verb, "kube-system"), verb
+
+
+def test_an_operator_without_a_webhook_has_all_the_rights_that_it_wants(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    pod = named(objects(rendered(tmp_path, *CHOICES["bare"])), "Deployment")["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    options = [option for option in container["args"] if "webhook" in option]
+    assert options == ["--no-webhook"]
+    operator = OperatorProcess(plane, tmp_path, "bare", *options)
+    with rights(plane, tmp_path, *CHOICES["bare"]):
+        eventually(lambda: not may(plane, "create", NAMESPACE))
+        with operator:
+            add_nodes(plane, windows_node("old", BUILD_2019))
+            eventually(lambda: "windows-2019" in classes(plane))
+            eventually(lambda: operator.answer("/readyz") == (200, "leads\n"))
+            troubles = [line for line in operator.lines() if line["level"] != "info"]
+            assert not troubles
+            assert not [line for line in operator.lines() if "webhook_port" in line]
+            assert not found(plane, f"/api/v1/namespaces/{NAMESPACE}/secrets/winpod-webhook")
+    plane.kubectl("delete", "node/old", "runtimeclass/windows-2019")
 
 
 def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(

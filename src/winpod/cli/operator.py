@@ -50,9 +50,11 @@ def command(
         str, typer.Option(metavar="IP", help="Where metrics and health are.")
     ] = "0.0.0.0",  # noqa: S104 - probes come from the node
     port: Annotated[int, typer.Option(metavar="PORT", help="The same.")] = 8080,
-    webhook_port: Annotated[
-        int, typer.Option(metavar="PORT", help="Where the API server asks about pods.")
-    ] = 8443,
+    webhook: Annotated[
+        bool,
+        typer.Option("--webhook/--no-webhook", help="Whether the API server asks about pods."),
+    ] = True,
+    webhook_port: Annotated[int, typer.Option(metavar="PORT", help="Where it asks.")] = 8443,
     webhook_client_ca: Annotated[
         Path | None,
         typer.Option(
@@ -86,6 +88,7 @@ def command(
         identity=identity or unique_identity(),
         address=address,
         port=port,
+        has_webhook=webhook,
         webhook_port=webhook_port,
         webhook_client_ca=webhook_client_ca,
         page_port=page_port,

@@ -45,12 +45,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operator is: its namespace, its own name, and where it listens."""
+    """Where an operator is: its namespace, its own name, and where it listens.
+
+    Without a webhook nobody is answered about pods, and nothing of one is written anywhere.
+    """
 
     namespace: str
     identity: str
     address: str = "0.0.0.0"  # noqa: S104 - probes come from the node
     port: int = 8080
+    has_webhook: bool = True
     webhook_port: int = 8443
     webhook_client_ca: Path | None = None
     page_port: int = 8081
@@ -127,11 +131,12 @@ class Operator:
         self._always: list[Part] = [
             ("the view", self._view.run),
             ("the settings", self._settings.run),
-            ("the webhook", self._admission.run),
             ("events", self._telling.run),
             ("verdicts", self._judging.run),
             ("upgrades and refusals", self._happenings.run),
         ]
+        if place.has_webhook:
+            self._always.append(("the webhook", self._admission.run))
         self._when_leading: list[Part] = [
             ("problems of the settings", self._problems.run),
             ("classes and labels", self._classes.run),
@@ -157,6 +162,7 @@ class Operator:
                     group.create_task(for_good(name, work))
                 group.create_task(self._lead_when_known())
         finally:
+            await self._admission.images.close()
             await self._api.close()
 
     async def _lead_when_known(self) -> None:

@@ -44,6 +44,8 @@ class Listening:
 
 
 class WebhookServer:
+    """`images` and `secrets` are others' too, also where it does not run."""
+
     def __init__(
         self,
         api: ApiServer,
@@ -79,7 +81,6 @@ class WebhookServer:
         finally:
             preparing.cancel()
             await port.close()
-            await self.images.close()
 
     async def _prepare(self) -> None:
         """Whoever asks after a change finds the cluster looked through already.
