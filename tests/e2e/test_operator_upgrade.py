@@ -350,6 +350,37 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         plane.request("DELETE", "/api/v1/nodes/old-late")
 
 
+def selected_build(plane: ControlPlane) -> str:
+    """By the old class."""
+    selector = found(plane, OLD_CLASS)["scheduling"]["nodeSelector"]
+    return str(selector["node.kubernetes.io/windows-build"])
+
+
+def test_a_class_that_selects_the_new_nodes_brings_its_pods_there_and_back_when_it_is_undone(
+    plane: ControlPlane, images: Images, tmp_path: Path
+) -> None:
+    with (
+        cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
+        operator(plane, tmp_path / "operator"),
+    ):
+        deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
+        assert nodes_of(plane, "classy") == {"old-a"}
+        template = found(plane, f"{APPS}/classy")["spec"]["template"]
+        asked = {"way": str(Way.NODE_SELECTOR), "patchWorkloads": False}
+        ask(plane, **asked)
+        eventually(lambda: phase(plane) == "Done")
+        eventually(lambda: (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"new-a"}))
+        assert selected_build(plane) == BUILD_2022
+        assert found(plane, f"{APPS}/classy")["spec"]["template"] == template
+        assert is_cordoned(plane, "old-a")
+        ask(plane, **asked, undo=True)
+        eventually(lambda: phase(plane) == "Undone")
+        assert selected_build(plane) == BUILD_2019
+        assert not is_cordoned(plane, "old-a")
+        plane.kubectl("rollout", "restart", "deployment/classy", "-n", NAMESPACE)
+        eventually(lambda: (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"old-a"}))
+
+
 def test_a_step_that_takes_too_long_undoes_everything_that_was_done(
     plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
