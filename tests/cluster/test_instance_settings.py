@@ -72,6 +72,18 @@ def test_everything_can_be_written() -> None:
     )
 
 
+def test_an_image_with_a_tag_and_a_digest_is_the_one_that_containerd_lists() -> None:
+    """containerd keeps no tag beside a digest, and what it does not list would be pulled again."""
+    digest = f"sha256:{'a' * 64}"
+    images = f"[nano:1@{digest}, {{image: 'r.example/core:2@{digest}', build: '2022'}}, nano:1]"
+    found = read_settings(f"instances: {{images: {images}}}").instances.images
+    assert [one.image for one in found] == [
+        f"docker.io/library/nano@{digest}",
+        f"r.example/core@{digest}",
+        "docker.io/library/nano:1",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "instances:", "instances: {network: {kind: none}}"])
 def test_what_is_not_written_has_its_default(text: str) -> None:
     assert read_settings(text) == Settings()

@@ -6,7 +6,7 @@ Every field has a default, and a network of ours has to be asked for: most clust
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -201,8 +201,10 @@ def _labels(at: At) -> Pairs:
 
 
 def _image(at: At, default: str) -> str:
+    """As containerd names it afterwards: by its digest alone, where it has one."""
     try:
-        return str(parse_reference(at.text(default)))
+        found = parse_reference(at.text(default))
+        return str(replace(found, tag="") if found.digest else found)
     except InvalidInput as error:
         raise InvalidField(at.path, f"is wrong: {str(error).rstrip('.')}") from None
 
