@@ -24,17 +24,37 @@ from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
 from winpod.instances.remote import applying
 from winpod.instances.remote.holding import holding
 from winpod.instances.remote.ssh import Host
+from winpod.instances.rules.desired import Desired
 from winpod.instances.rules.next_deed import Deed, Situation, disturbs_pods
+from winpod.instances.rules.state import State
 from winpod.instances.rules.stopping import runs_on_docker
 from winpod.windows.errors import WinpodError
 
 _log = logging.getLogger(__name__)
 
 
-class Late(WinpodError):
-    """Something did not come within its time."""
+class NodeLate(WinpodError):
+    """Its Node did not register, or was not ready, within its time."""
 
     code = "DEADLINE_EXCEEDED"
+
+    def __init__(self, instance: str, seconds: float, awaited: str) -> None:
+        super().__init__(
+            f"{instance}: after {seconds:g} s it was still not so: {awaited}.",
+            r"See the kubelet's log in C:\var\log\kubelet, or `winpod instance gather`.",
+        )
+
+
+class DrainLate(WinpodError):
+    """Its Node, which may be as ready as ever, was not empty within its time."""
+
+    code = "DEADLINE_EXCEEDED"
+
+    def __init__(self, instance: str, node: str, seconds: float, awaited: str) -> None:
+        super().__init__(
+            f"{instance}: its Node {node} was not empty after {seconds:g} s: {awaited}.",
+            "Loosen the disruption budget, or end these pods yourself.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +84,10 @@ _SOON, _AT_REST = After(2.0), After(30.0)
 
 
 class Deeds:
-    """`beat` is the last sign of life of a kubelet that was changed."""
+    """`_beat` is the last sign of life of a kubelet that was changed; None where nobody knows."""
 
     def __init__(self, care: Care) -> None:
-        self.beat = ""
+        self._beat: str | None = None
         self._care = care
         self._deeds: Mapping[Deed, Callable[[Case], Awaitable[After]]] = {
             Deed.REST: self._rest,
@@ -86,6 +106,16 @@ class Deeds:
 
     async def do(self, deed: Deed, case: Case) -> After:
         return await self._deeds[deed](case)
+
+    async def beat(self, instance: WindowsInstance, seen: Seen) -> str:
+        """The sign of life that only a newer one counts beside, or nothing where any counts.
+
+        Whoever goes on with a change that another has made does not know when the kubelet was
+        stopped: it has to be heard of from now on.
+        """
+        if self._beat is None and instance.status.is_changing and not seen.steps:
+            self._beat = await self._care.nodes.beat(instance.status.node)
+        return self._beat or ""
 
     async def let_go(self, instance: WindowsInstance, why: str) -> None:
         self._care.turns.withdraw(instance.name)
@@ -109,7 +139,7 @@ class Deeds:
             care.tell(instance, "InstanceReady", said)
         care.turns.withdraw(instance.name)
         care.tokens.forget(instance.name)
-        self.beat = ""
+        self._beat = ""
 
         def change(status: Status) -> None:
             set_phase(status, Phase.READY, "")
@@ -145,8 +175,9 @@ class Deeds:
         awaited = next((one for one in refusals if one), case.why)
         phase = Phase.REMOVING if case.instance.is_leaving else Phase.DRAINING
         await self._phase(case, phase, awaited)
-        advice = "Loosen the disruption budget, or end these pods yourself."
-        _check_patience(case, self._care.settings().drain_seconds, awaited, advice)
+        patience = self._care.settings().drain_seconds
+        if case.waited > patience:
+            raise DrainLate(case.instance.name, case.node, patience, awaited)
         return _SOON
 
     async def _replace(self, case: Case) -> After:
@@ -169,10 +200,11 @@ class Deeds:
         await self._phase(case, phase, summary(steps))
         if any(step.target == BOOTSTRAP_KUBECONFIG for step in steps):
             await self._give_token(case)
+        self._beat = None
         async with self._holding(instance) as host:
             state = await applying.apply(host, case.seen.desired, _follow(instance.name))
-        self.beat = await care.nodes.beat(case.node) if was_node else ""
-        care.tell(instance, "InstanceConfigured", f"all of version {state.version} is on it")
+        self._beat = await care.nodes.beat(case.node) if was_node else ""
+        care.tell(instance, "InstanceConfigured", what_is_on_it(case.seen.desired, state))
         await self._phase(case, Phase.JOINING, "its services run")
         return After(is_read_again=True)
 
@@ -204,8 +236,9 @@ class Deeds:
         if was_ready:
             self._care.tell(case.instance, "InstanceNodeNotReady", case.why, is_bad=True)
         await self._phase(case, Phase.JOINING, case.why)
-        advice = r"See the kubelet's log in C:\var\log\kubelet, or `winpod instance gather`."
-        _check_patience(case, self._care.settings().join_seconds, case.why, advice)
+        patience = self._care.settings().join_seconds
+        if case.waited > patience:
+            raise NodeLate(case.instance.name, patience, case.why)
         return After(_SOON.seconds, is_read_again=was_ready)
 
     async def _uncordon(self, case: Case) -> After:
@@ -254,10 +287,14 @@ def set_phase(status: Status, phase: Phase, message: str) -> None:
     status.phase, status.message = phase, message
 
 
-def _check_patience(case: Case, limit: float, awaited: str, advice: str) -> None:
-    if case.waited > limit:
-        name = case.instance.name
-        raise Late(f"{name}: after {limit:g} s it was still not so: {awaited}.", advice)
+def what_is_on_it(desired: Desired, state: State) -> str:
+    """A network of ours is whole, and the version written, once the Node has a range."""
+    if state.version == desired.version:
+        return f"all of version {state.version} is on it"
+    return (
+        f"all of version {desired.version} is on it but its network, which waits until the "
+        "cluster has given its Node a range of addresses"
+    )
 
 
 def _follow(name: str) -> Callable[[str], None]:

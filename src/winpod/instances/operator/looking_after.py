@@ -16,7 +16,7 @@ from winpod.instances.cluster.nodes import subnet_of
 from winpod.instances.cluster.resource import STOP_MANAGING, Status, WindowsInstance
 from winpod.instances.errors import NOT_REACHED, Busy, Unreachable
 from winpod.instances.operator.care import Care
-from winpod.instances.operator.deeds import Case, Deeds, Late, set_phase
+from winpod.instances.operator.deeds import Case, Deeds, NodeLate, set_phase
 from winpod.instances.operator.looking import Seen, look, save, situation
 from winpod.instances.operator.telling import (
     CONFIGURED,
@@ -84,7 +84,8 @@ class LookingAfter:
         if seen is None or seen.age > self._kept() or seen.subnet != subnet_of(node):
             seen = self._seen = await look(care, instance)
             node = await care.nodes.get(instance.status.node)
-        now = await situation(care, instance, seen, node, self._deeds.beat)
+        beat = await self._deeds.beat(instance, seen)
+        now = await situation(care, instance, seen, node, beat)
         decision = next_deed(now)
         if decision.deed is not self._deed:
             self._deed, self._since = decision.deed, time.monotonic()
@@ -117,7 +118,7 @@ class LookingAfter:
                 care.condition(status, REACHABLE, False, reason, said)
                 if condition_of(status.conditions, CONTAINERD_RUNNING):
                     care.condition(status, CONTAINERD_RUNNING, None, reason)
-            elif isinstance(error, Late) and status.node_uid:
+            elif isinstance(error, NodeLate) and status.node_uid:
                 care.condition(status, NODE_READY, None, reason, said)
             else:
                 care.condition(status, CONFIGURED, False, reason, said)

@@ -1,0 +1,81 @@
+"""Somebody who looks after instances, over an API server in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tests.instances.memory_api import MemoryApi
+from winpod.cluster.instance_settings import InstanceSettings
+from winpod.instances.cluster.nodes import LEASES, NODES, Nodes
+from winpod.instances.cluster.resource import WindowsInstance, instances_path
+from winpod.instances.cluster.tokens import Tokens
+from winpod.instances.operator.care import Care
+from winpod.instances.operator.changing import Turns
+from winpod.instances.operator.live_inputs import LiveInputs
+from winpod.instances.operator.machines import Machines
+from winpod.instances.operator.objects import InstanceObjects
+from winpod.node.event_series import Event
+
+NAMESPACE = "system"
+PATH = instances_path(NAMESPACE)
+
+
+@dataclass
+class Caring:
+    """`events` is what was told; settings are followed as they are set here."""
+
+    settings: InstanceSettings = field(default_factory=InstanceSettings)
+    api: MemoryApi = field(default_factory=MemoryApi)
+    events: list[Event] = field(default_factory=list)
+    changes: int = 0
+
+    def __post_init__(self) -> None:
+        objects = InstanceObjects(self.api, NAMESPACE, lambda _: None)
+        self.inputs = LiveInputs(
+            self.api, NAMESPACE, lambda: self.settings, self._change, self._change
+        )
+        nothing: Any = None
+        self.care = Care(
+            settings=lambda: self.settings,
+            wanted=nothing,
+            inputs=self.inputs,
+            objects=objects,
+            nodes=Nodes(self.api),
+            machines=Machines(self.api),
+            tokens=Tokens(self.api),
+            turns=Turns(objects, lambda: self.settings.at_most),
+            tell_event=self.events.append,
+        )
+
+    def _change(self) -> None:
+        self.changes += 1
+
+    async def instance(self, name: str, *, machine: str = "", **status: Any) -> WindowsInstance:
+        """It is there, with this status."""
+        spec = {"address": "192.0.2.7", "username": "me", "machine": machine}
+        document = {"spec": spec, "status": status, "metadata": {"finalizers": ["x"]}}
+        await self.api.put(f"{PATH}/{name}", document)
+        found = msgspec.convert(self.api.objects[f"{PATH}/{name}"], WindowsInstance)
+        self.care.objects.changed(found)
+        return found
+
+    async def node(self, name: str, *, beat: str, cordoned: bool = False) -> None:
+        """A Node that is ready, whose kubelet was heard of last at that time."""
+        status = {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "addresses": [{"type": "InternalIP", "address": "192.0.2.7"}],
+            "nodeInfo": {"containerRuntimeVersion": "containerd://2.4.2"},
+        }
+        spec = {"unschedulable": cordoned}
+        await self.api.put(f"{NODES}/{name}", {"spec": spec, "status": status})
+        await self.beat(name, beat)
+
+    async def beat(self, name: str, moment: str) -> None:
+        await self.api.put(f"{LEASES}/{name}", {"spec": {"renewTime": moment}})
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = self.api.objects[f"{PATH}/{name}"]["status"]
+        return dict(found)

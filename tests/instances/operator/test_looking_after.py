@@ -1,0 +1,112 @@
+"""One instance looked after: what is told of lateness, and what a killed operator leaves behind."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.instances.operator.caring import Caring
+from winpod.instances.operator import looking_after
+from winpod.instances.operator.deeds import DrainLate, NodeLate, what_is_on_it
+from winpod.instances.operator.looking import Seen
+from winpod.instances.operator.looking_after import LookingAfter
+from winpod.instances.rules.desired import Desired
+from winpod.instances.rules.state import State
+from winpod.instances.rules.steps import Do, Step
+from winpod.windows.builds import Build
+from winpod.windows.errors import WinpodError
+
+READY = [
+    {
+        "type": "NodeReady",
+        "status": "True",
+        "reason": "Ready",
+        "message": "",
+        "lastTransitionTime": "2026-11-17T00:00:00Z",
+    }
+]
+PUT = Step(Do.PUT_FILE, r"C:\k\bin\kubelet.exe", "", "", "")
+
+
+def seen(*steps: Step) -> Seen:
+    state = State(Build(10, 0, 20348), "", "win-a", "1", version="1.1.0")
+    return Seen(state, Desired("1.1.0"), steps, "", time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("error", "node", "configured"),
+    [
+        (DrainLate("a", "win-a", 4, "pod shop/web: no"), "True", "False"),
+        (NodeLate("a", 4, "its Node win-a is not ready"), "Unknown", None),
+    ],
+)
+async def test_a_drain_that_is_late_says_nothing_of_the_node_and_a_node_that_is_late_does(
+    error: WinpodError, node: str, configured: str | None
+) -> None:
+    caring = Caring()
+    one = await caring.instance("a", node="win-a", nodeUid="1", conditions=READY)
+    await LookingAfter("a", caring.care)._failed(one, error)
+    told = {each["type"]: each for each in caring.status("a")["conditions"]}
+    assert told["NodeReady"]["status"] == node
+    assert told.get("Configured", {}).get("status") == configured
+    assert str(error) in [each["message"] for each in told.values()]
+    assert caring.status("a")["failure"] == str(error)
+    assert [(event.kind, event.message) for event in caring.events] == [("Warning", str(error))]
+
+
+async def test_a_change_that_another_operator_made_ends_once_its_kubelet_is_heard_of_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What that one knew of the kubelet's last sign of life died with it."""
+    caring = Caring()
+    await caring.node("win-a", beat="2026-11-17T00:00:30Z", cordoned=True)
+    await caring.instance(
+        "a",
+        node="win-a",
+        addresses=["192.0.2.7"],
+        phase="Changing",
+        changingSince="2026-11-17T00:00:00Z",
+        isCordoned=True,
+    )
+
+    async def look(*_: object) -> Seen:
+        return seen()
+
+    monkeypatch.setattr(looking_after, "look", look)
+    after = LookingAfter("a", caring.care)
+
+    async def advance() -> None:
+        one = caring.care.objects.copy_of("a")
+        assert one
+        await after._advance(one)
+
+    await advance()
+    await advance()
+    assert caring.status("a")["phase"] == "Joining"
+    assert caring.status("a")["isCordoned"]
+    await caring.beat("win-a", "2026-11-17T00:00:40Z")
+    await advance()
+    await advance()
+    assert caring.status("a")["phase"] == "Ready"
+    assert not {"changingSince", "isCordoned"} & caring.status("a").keys()
+    await advance()
+    assert caring.status("a")["phase"] == "Ready"
+
+
+async def test_a_drain_that_another_operator_began_waits_for_pods_of_a_node_that_is_ready() -> None:
+    """Nothing was stopped yet, so any sign of life is as good as another."""
+    caring = Caring()
+    await caring.node("win-a", beat="2026-11-17T00:00:30Z", cordoned=True)
+    one = await caring.instance("a", node="win-a", changingSince="2026-11-17T00:00:00Z")
+    assert await LookingAfter("a", caring.care)._deeds.beat(one, seen(PUT)) == ""
+
+
+def test_what_is_on_an_instance_is_said_with_the_version_that_it_is() -> None:
+    desired = Desired("1.1.0")
+    state = seen().state
+    assert what_is_on_it(desired, state) == "all of version 1.1.0 is on it"
+    for before in ("", "1.0.0"):
+        waits = State(Build(10, 0, 20348), "", "win-a", "1", version=before)
+        said = what_is_on_it(desired, waits)
+        assert said.startswith("all of version 1.1.0 is on it but its network, which waits")
