@@ -101,7 +101,7 @@ class MemoryApi(ApiServer):
         error, times = self._refusals.get(path, (None, 0))
         if error is not None and times > 0:
             self._refusals[path] = (error, times - 1)
-            raise copy.copy(error)
+            raise error
 
     async def _tell(self, kind: str, path: str, obj: dict[str, Any]) -> None:
         async with self._news:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ class Caring:
     settings: InstanceSettings = field(default_factory=InstanceSettings)
     api: MemoryApi = field(default_factory=MemoryApi)
     events: list[Event] = field(default_factory=list)
-    changes: int = 0
+    on_change: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         objects = InstanceObjects(self.api, NAMESPACE, lambda _: None)
@@ -51,7 +52,7 @@ class Caring:
         )
 
     def _change(self) -> None:
-        self.changes += 1
+        self.on_change()
 
     async def instance(self, name: str, *, machine: str = "", **status: Any) -> WindowsInstance:
         """It is there, with this status."""

@@ -84,7 +84,9 @@ class Instances:
 
     async def _ensure(self, care: Care, asked: Asked) -> None:
         known = care.objects.known.get(asked.name)
-        if known is None:
+        if known is None and _may_be_a_machine(care, asked):
+            _log.info("%s waits until Machines are known: one had its address", asked.name)
+        elif known is None:
             await care.objects.create(asked)
         elif not known.is_leaving and _asked(known) != replace(asked, addresses=()):
             await care.objects.respecify(asked.name, asked)
@@ -118,6 +120,16 @@ class Instances:
         self._working = {
             name: working for name, working in self._working.items() if not working[1].done()
         }
+
+
+def _may_be_a_machine(care: Care, asked: Asked) -> bool:
+    """Machines are never changed, also where only their instances tell that there are some."""
+    if asked.machine or care.inputs.are_machines_known:
+        return False
+    return any(
+        one.spec.machine and one.spec.address == asked.address
+        for one in care.objects.known.values()
+    )
 
 
 async def _tried(work: Coroutine[None, None, None]) -> bool:

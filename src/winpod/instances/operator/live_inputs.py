@@ -1,7 +1,7 @@
 """What people ask for, as it is now: the ConfigMap, the key that opens instances, and Machines.
 
 A ConfigMap that is not there asks for nothing, and takes nothing away either: instances are removed
-by removing their entries.
+by removing their entries. So it is with Machines that nobody could list yet.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from winpod.instances.cluster.inputs import (
     read_entries,
     without_doubles,
 )
-from winpod.instances.operator.machines import GROUP, SELECTOR, Machine, Machines, asked_of
+from winpod.instances.operator.machines import GROUP, SELECTOR, Machine, asked_of
 from winpod.instances.remote.keys import Keys, read_keys
 from winpod.node.api import ApiServer
 from winpod.node.following import Following
 from winpod.windows.errors import InvalidInput, WinpodError
 
 T = TypeVar("T")
-_LOOK_SECONDS = 60.0
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -56,8 +56,9 @@ class LiveInputs:
         self._on_change = on_change
         self._on_key = on_key
         self._entries: Entries | None = None
-        self._machines: dict[str, Machine] = {}
-        self._machines_known = asyncio.Event()
+        self._machines: dict[str, Machine] | None = None
+        self._machines_tried = asyncio.Event()
+        self._settings_changed = asyncio.Event()
         folder = f"/api/v1/namespaces/{namespace}"
         self._config_map = Following(
             api,
@@ -81,14 +82,23 @@ class LiveInputs:
             group.create_task(self._follow_machines())
 
     async def until_known(self) -> None:
+        """Machines that cannot be listed keep nobody else waiting."""
         await self._config_map.is_known.wait()
         await self._secret.is_known.wait()
-        await self._machines_known.wait()
+        await self._machines_tried.wait()
+
+    def settings_changed(self) -> None:
+        """Machines may be elsewhere now."""
+        self._settings_changed.set()
+
+    @property
+    def are_machines_known(self) -> bool:
+        return self._machines is not None
 
     @property
     def entries(self) -> Entries:
-        machines = [asked_of(one, self._settings().machine_user) for one in self._machines.values()]
-        found = [one for one in machines if one]
+        user, machines = self._settings().machine_user, self._machines or {}
+        found = [one for machine in machines.values() if (one := asked_of(machine, user))]
         return without_doubles(self._entries or Entries(), found)
 
     def addresses(self, name: str) -> tuple[str, ...]:
@@ -98,6 +108,8 @@ class LiveInputs:
     def keeps(self, asked: Asked) -> bool:
         """Whether an instance that has no entry stays nevertheless: nobody has taken it away."""
         if asked.machine:
+            if self._machines is None:
+                return True
             machine = self._machines.get(asked.machine)
             return machine is not None and not machine.metadata.deletion_timestamp
         return self._entries is None or any(_is_of(bad, asked) for bad in self.entries.bad)
@@ -118,28 +130,57 @@ class LiveInputs:
         self._on_key()
 
     async def _follow_machines(self) -> None:
-        """Only where the settings say where they are, and the cluster knows what they are."""
-        machines = Machines(self._api)
-        while not (namespace := self._settings().machine_namespace) or not await _are_there(
-            machines
-        ):
-            self._machines_known.set()
-            await asyncio.sleep(_LOOK_SECONDS)
-        self._machines_known.clear()
+        """Where the settings say that they are, also once they say that they are elsewhere."""
+        while True:
+            namespace = self._settings().machine_namespace
+            self._machines = None
+            async with asyncio.TaskGroup() as group:
+                following = group.create_task(self._follow_machines_in(namespace))
+                while self._settings().machine_namespace == namespace:
+                    await self._settings_changed.wait()
+                    self._settings_changed.clear()
+                following.cancel()
+
+    async def _follow_machines_in(self, namespace: str) -> None:
+        if not namespace:
+            self._machines_tried.set()
+            return
         path = f"{GROUP}/namespaces/{namespace}/machines"
+        told, wait = "", _FIRST_WAIT
+        while problem := await self._cannot_list(path):
+            self._machines_tried.set()
+            if problem != told:
+                _log.warning(
+                    "Machines in %s are not known, and what is of them stays: %s",
+                    namespace,
+                    problem,
+                )
+            told = problem
+            await self._api.pause(wait)
+            wait = min(wait * 2, _LONGEST_WAIT)
         await Following(self._api, Machine, path, self, SELECTOR).run()
+
+    async def _cannot_list(self, path: str) -> str:
+        """Why not, or nothing."""
+        try:
+            await self._api.list(Machine, path, SELECTOR)
+        except WinpodError as error:
+            return str(error)
+        return ""
 
     async def listed(self, objects: Sequence[Machine]) -> None:
         self._machines = {machine.name: machine for machine in objects}
-        self._machines_known.set()
+        self._machines_tried.set()
         self._on_change()
 
     def changed(self, obj: Machine) -> None:
-        self._machines[obj.name] = obj
+        self._machines = {**(self._machines or {}), obj.name: obj}
         self._on_change()
 
     def deleted(self, obj: Machine) -> None:
-        self._machines.pop(obj.name, None)
+        self._machines = {
+            name: one for name, one in (self._machines or {}).items() if name != obj.name
+        }
         self._on_change()
 
 
@@ -169,11 +210,3 @@ def _missing_key(namespace: str) -> str:
         f"there is no private key to reach instances with. kubectl -n {namespace} create secret "
         f"generic {KEY_SECRET} --from-file={KEY_ENTRY}=FILE"
     )
-
-
-async def _are_there(machines: Machines) -> bool:
-    try:
-        return await machines.are_there()
-    except WinpodError as error:
-        _log.info("whether there are Machines is not known: %s", error)
-        return False

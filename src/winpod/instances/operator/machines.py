@@ -72,9 +72,6 @@ class Machines:
     def __init__(self, api: ApiServer) -> None:
         self._api = api
 
-    async def are_there(self) -> bool:
-        return await self._api.get(_Anything, GROUP) is not None
-
     async def hold(self, namespace: str, name: str) -> str:
         folder = f"{GROUP}/namespaces/{namespace}"
         machine = await self._api.get(Machine, f"{folder}/machines/{name}")
@@ -86,7 +83,3 @@ class Machines:
 
     async def delete(self, namespace: str, name: str) -> None:
         await self._api.delete(f"{GROUP}/namespaces/{namespace}/machines/{name}", {})
-
-
-class _Anything(DictMixin):
-    kind: str = ""

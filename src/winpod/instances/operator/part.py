@@ -58,7 +58,7 @@ class _Leading:
                     ("who asks for instances", care.inputs.run),
                     ("what instances should be", care.wanted.run),
                     ("certificates of instances", approving.run),
-                    ("settings of instances", lambda: self._follow_settings(instances)),
+                    ("settings of instances", lambda: self._follow_settings(instances, care)),
                     ("instances", lambda: instances.run(care)),
                 ):
                     group.create_task(for_good(name, work))
@@ -88,8 +88,9 @@ class _Leading:
         said = self._settings().api_server
         return await find_cluster(self._shared.api, self._shared.access, said)
 
-    async def _follow_settings(self, instances: Instances) -> None:
+    async def _follow_settings(self, instances: Instances, care: Care) -> None:
         while True:
             await self._settings_changed.wait()
             self._settings_changed.clear()
+            care.inputs.settings_changed()
             instances.everything_changed()
