@@ -39,7 +39,7 @@ async def ask_for(caring: Caring, **entries: str) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

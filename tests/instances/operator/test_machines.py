@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from winpod.instances.cluster.inputs import Asked
-from winpod.instances.operator.machines import Machine, MachineSet, asked_of, hold
+from winpod.instances.operator.machines import Machine, MachineSet, asked_of, crowd, hold
 
 OWN = [
     {"type": "InternalIP", "address": "10.0.0.5"},
@@ -52,3 +52,46 @@ def test_a_machine_is_replaced_only_where_its_set_is_whole(
 def test_a_machine_that_nobody_would_make_again_is_not_deleted() -> None:
     assert "belongs to no MachineSet" in hold("m", "", None)
     assert "belongs to no MachineSet" in hold("m", "s", None)
+
+
+def of_set(name: str, owner: str, *, is_leaving: bool = False) -> Machine:
+    leaving = {"deletionTimestamp": "2026-11-17T00:00:00Z"} if is_leaving else {}
+    owners = [{"kind": "MachineSet", "name": owner}]
+    return machine(OWN, name=name, ownerReferences=owners, **leaving)
+
+
+STAYS = (of_set("a-1", "a"), of_set("a-2", "a"), of_set("b-1", "b"))
+LEAVES, COMES = of_set("a-0", "a", is_leaving=True), of_set("a-3", "a")
+B_LEAVES = of_set("b-0", "b", is_leaving=True)
+NODES = {"a-0", "a-1", "a-2", "b-0", "b-1"}
+
+
+@pytest.mark.parametrize(
+    ("machines", "missing", "turns", "limit", "words"),
+    [
+        ((), {}, (), 1, ""),
+        ((), {}, ("10.0.0.9",), 1, ""),
+        ((LEAVES,), {}, (), 1, "one Machine is replaced at a time, and now Machine a-0 leaves"),
+        ((LEAVES,), {}, ("machine-a-0",), 2, ""),
+        ((LEAVES,), {}, ("machine-b-1",), 2, "Machine a-0 leaves"),
+        ((LEAVES,), {}, ("10.0.0.9",), 2, "2 Machines are replaced at a time"),
+        ((COMES,), {}, (), 1, "Machine a-3 is not a ready node yet"),
+        ((), {"a": 1}, (), 1, "MachineSet a has to make another"),
+        ((LEAVES, COMES), {}, (), 2, ""),
+        ((LEAVES,), {"a": 1}, (), 2, ""),
+        ((LEAVES, B_LEAVES), {}, (), 2, "Machine a-0 leaves, Machine b-0 leaves"),
+        ((LEAVES, B_LEAVES), {}, (), 3, ""),
+        ((LEAVES,), {"b": 1}, (), 2, "Machine a-0 leaves, MachineSet b has to make another"),
+        ((COMES,), {"a": 1}, (), 2, "Machine a-3 is not a ready node yet"),
+    ],
+)
+def test_no_more_machines_are_on_their_way_than_may_change_at_a_time(
+    machines: tuple[Machine, ...],
+    missing: dict[str, int],
+    turns: tuple[str, ...],
+    limit: int,
+    words: str,
+) -> None:
+    said = crowd((*STAYS, *machines), NODES, missing, turns, limit)
+    assert words in said
+    assert bool(said) == bool(words)

@@ -56,6 +56,11 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
     def is_changing(self) -> bool:
         return bool(self.changing_since)
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether it has been a ready node: from then on it needs no token to join with."""
+        return bool(self.node_uid) and not self.tokens
+
 
 class WindowsInstance(CustomResource):
     spec: Spec

@@ -26,6 +26,12 @@ class Turns:
             self._granted.add(name)
         return turn
 
+    @property
+    def taken(self) -> set[str]:
+        """Who has begun, or may."""
+        busy = (Stand.CHANGES, Stand.FAILED)
+        return {one.name for one in self._objects.known.values() if self._stand(one) in busy}
+
     def withdraw(self, name: str) -> None:
         """It rests, or cannot be reached, and keeps nobody waiting; what has begun stays begun."""
         self._wants.discard(name)

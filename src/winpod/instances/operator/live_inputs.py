@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from lightkube.models import core_v1 as v1
@@ -26,7 +26,7 @@ from winpod.instances.cluster.inputs import (
     read_entries,
     without_doubles,
 )
-from winpod.instances.operator.machines import GROUP, SELECTOR, Machine, asked_of
+from winpod.instances.operator.machines import GROUP, SELECTOR, Machine, asked_of, owned
 from winpod.instances.remote.keys import Keys, read_keys
 from winpod.node.api import ApiServer
 from winpod.node.following import Following
@@ -38,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class LiveInputs:
-    """`on_change` hears that others are asked for, `on_key` that there is another key."""
+    """`on_change` hears that others are asked for, `on_key` that there is another key.
+
+    `lessened` are the MachineSets that lost a Machine and may not have another yet.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class LiveInputs:
         self._entries: Entries | None = None
         self._machines: dict[str, Machine] | None = None
         self._machines_tried = asyncio.Event()
+        self.lessened: set[str] = set()
         self._settings_changed = asyncio.Event()
         folder = f"/api/v1/namespaces/{namespace}"
         self._config_map = Following(
@@ -92,13 +96,28 @@ class LiveInputs:
         self._settings_changed.set()
 
     @property
+    def machines(self) -> Collection[Machine]:
+        return (self._machines or {}).values()
+
+    def still_missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """How many those MachineSets lack that lost a Machine; one that has all is forgotten.
+
+        Of a set that lost one since it was `wanted`, one.
+        """
+        there = owned(self.machines)
+        short = {name: wanted.get(name, there[name] + 1) - there[name] for name in self.lessened}
+        missing = {name: count for name, count in short.items() if count > 0}
+        self.lessened = set(missing)
+        return missing
+
+    @property
     def are_machines_known(self) -> bool:
         return self._machines is not None
 
     @property
     def entries(self) -> Entries:
-        user, machines = self._settings().machine_user, self._machines or {}
-        found = [one for machine in machines.values() if (one := asked_of(machine, user))]
+        user = self._settings().machine_user
+        found = [one for machine in self.machines if (one := asked_of(machine, user))]
         return without_doubles(self._entries or Entries(), found)
 
     def addresses(self, name: str) -> tuple[str, ...]:
@@ -111,7 +130,7 @@ class LiveInputs:
             if self._machines is None:
                 return True
             machine = self._machines.get(asked.machine)
-            return machine is not None and not machine.metadata.deletion_timestamp
+            return machine is not None and not machine.is_leaving
         return self._entries is None or any(_is_of(bad, asked) for bad in self.entries.bad)
 
     def _take_entries(self, found: v1.ConfigMap | None) -> None:
@@ -133,7 +152,7 @@ class LiveInputs:
         """Where the settings say that they are, also once they say that they are elsewhere."""
         while True:
             namespace = self._settings().machine_namespace
-            self._machines = None
+            self._machines, self.lessened = None, set()
             async with asyncio.TaskGroup() as group:
                 following = group.create_task(self._follow_machines_in(namespace))
                 while self._settings().machine_namespace == namespace:
@@ -169,18 +188,21 @@ class LiveInputs:
         return ""
 
     async def listed(self, objects: Sequence[Machine]) -> None:
-        self._machines = {machine.name: machine for machine in objects}
-        self._machines_tried.set()
-        self._on_change()
+        self._take_machines({machine.name: machine for machine in objects})
 
     def changed(self, obj: Machine) -> None:
-        self._machines = {**(self._machines or {}), obj.name: obj}
-        self._on_change()
+        self._take_machines({**(self._machines or {}), obj.name: obj})
 
     def deleted(self, obj: Machine) -> None:
-        self._machines = {
-            name: one for name, one in (self._machines or {}).items() if name != obj.name
-        }
+        self._take_machines({one.name: one for one in self.machines if one.name != obj.name})
+
+    def _take_machines(self, now: dict[str, Machine]) -> None:
+        before, after = owned(self.machines), owned(now.values())
+        lost = {owner for owner in before if after[owner] < before[owner]}
+        gone = {one.owner for one in now.values() if one.is_leaving}
+        self.lessened |= {owner for owner in lost | gone if owner}
+        self._machines = now
+        self._machines_tried.set()
         self._on_change()
 
 
