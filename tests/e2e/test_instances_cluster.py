@@ -450,3 +450,32 @@ def test_an_operator_that_is_killed_anywhere_goes_on_where_it_was(
     assert not node(plane, one.node)
     assert one.files == ["ProgramData/ssh/administrators_authorized_keys"]
     assert deaths >= 10
+
+
+def test_an_operator_that_is_killed_anywhere_in_a_move_from_docker_goes_on_where_it_was(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    """The old kubelet and its network go once, and Docker stays as it is through all deaths."""
+    files = payload(tmp_path / "payload", "1.0.0")
+    kubeconfig = plane.kubeconfig_for("system:node:win-r", "system:nodes")
+    old = fleet.add_on_docker("win-r", kubeconfig)
+    nat = {"ID": "11111111-2222-3333-4444-555555555555", "Name": "nat", "Type": "nat"}
+    overlay = {"ID": "66666666-7777-8888-9999-000000000000", "Type": "overlay"}
+    overlay["Name"] = "OVNKubernetesHybridOverlayNetwork"
+    old.windows.networks = [nat, overlay]
+    eventually(partial(is_ready, plane, old.node))
+    deployment(plane, "web", 1)
+    eventually(lambda: ready(plane, "web") == 1)
+    before = repr(old.windows.services["docker"])
+    ask_for(plane, old)
+    deaths = live_until(plane, files, lambda: is_at(plane, old, "1.0.0"))
+    assert deaths >= 5
+    told = node(plane, old.node)
+    assert told["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
+    assert not told["spec"].get("unschedulable")
+    assert repr(old.windows.services["docker"]) == before
+    assert old.windows.services["kubelet"].depends == ["containerd"]
+    assert old.windows.networks == [nat]
+    deleted = [words for words in old.windows.called if words[:2] == ["sc.exe", "delete"]]
+    assert deleted == [["sc.exe", "delete", "kubelet"]]
+    eventually(lambda: ready(plane, "web") == 1)

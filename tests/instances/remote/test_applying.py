@@ -122,6 +122,83 @@ async def test_a_run_that_is_cut_off_again_and_again_is_finished_by_the_next(
     assert machine.services["kubelet"].state == "RUNNING"
 
 
+class Killed(WinpodError):
+    """Whoever did it does nothing any more."""
+
+
+def seen_from_outside(machine: ScriptedWindows) -> str:
+    """What a step may change; scripts come and go."""
+    drive = sorted(
+        str(one) for one in machine.folder.rglob("*") if "Windows/Temp" not in one.as_posix()
+    )
+    return f"{drive} {machine.services} {machine.networks} {machine.images} {machine.features}"
+
+
+async def until_changed(machine: ScriptedWindows, host: Host) -> bool:
+    """Apply until the first script that changes anything has been run; False where none does."""
+    run, before = host._run, seen_from_outside(machine)
+
+    async def dying(script: bytes, seconds: float, doing: str) -> object:
+        answer = await run(script, seconds, doing)
+        if seen_from_outside(machine) != before:
+            raise Killed("it was killed.")
+        return answer
+
+    host._run = dying  # type: ignore[method-assign, assignment]
+    try:
+        await apply(host, DESIRED, print)
+    except Killed:
+        return True
+    return False
+
+
+async def test_a_move_from_docker_that_is_killed_after_each_change_ends_as_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    docker = ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING")
+    untouched = repr(docker)
+    old = {
+        "docker": docker,
+        "kubelet": ScriptedService(
+            r"C:\k\kubelet.exe --network-plugin=cni", depends=["docker"], state="RUNNING"
+        ),
+    }
+    nat = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"}
+    networks = [
+        {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a01", "Name": "winpod", "Type": "overlay"},
+        nat,
+    ]
+    deaths: list[str] = []
+    async with windows(
+        tmp_path, services=old, networks=networks, features={"Containers": "Enabled"}
+    ) as (machine, server, host):
+        while True:
+            async with server.host() as next_life:
+                if not await until_changed(machine, next_life):
+                    break
+            kubelet = machine.services.get("kubelet")
+            if kubelet is None:
+                deaths.append("without a kubelet" + " and network" * (machine.networks == [nat]))
+            elif "docker" in kubelet.depends:
+                deaths.append(f"the old kubelet is {kubelet.state}")
+                assert machine.networks == networks, "they are its networks as long as it is there"
+            else:
+                deaths.append(f"the new kubelet is {kubelet.state}")
+                assert machine.networks == [nat]
+            assert repr(machine.services["docker"]) == untouched
+        assert await plan(host, DESIRED) == ()
+    assert list(dict.fromkeys(deaths)) == [
+        "the old kubelet is STOPPED",
+        "without a kubelet",
+        "without a kubelet and network",
+        "the new kubelet is STOPPED",
+        "the new kubelet is RUNNING",
+    ]
+    assert machine.services["kubelet"].line == LINE
+    assert machine.services["containerd"].state == "RUNNING"
+    assert machine.images == ["registry.example/pause:1"]
+
+
 async def test_a_program_that_says_yes_and_does_nothing_is_a_failed_step(tmp_path: Path) -> None:
     async with windows(tmp_path, stubborn={"move"}) as (_, _server, host):
         with pytest.raises(StepFailed) as caught:
