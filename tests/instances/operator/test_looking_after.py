@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.instances.operator.caring import Caring
+from winpod.instances.cluster.nodes import NODES
 from winpod.instances.operator import looking_after
 from winpod.instances.operator.deeds import DrainLate, NodeLate, what_is_on_it
 from winpod.instances.operator.looking import Seen
@@ -14,6 +15,7 @@ from winpod.instances.operator.looking_after import LookingAfter
 from winpod.instances.rules.desired import Desired
 from winpod.instances.rules.state import State
 from winpod.instances.rules.steps import Do, Step
+from winpod.node.api import Refused
 from winpod.windows.builds import Build
 from winpod.windows.errors import WinpodError
 
@@ -100,6 +102,45 @@ async def test_a_drain_that_another_operator_began_waits_for_pods_of_a_node_that
     await caring.node("win-a", beat="2026-11-17T00:00:30Z", cordoned=True)
     one = await caring.instance("a", node="win-a", changingSince="2026-11-17T00:00:00Z")
     assert await LookingAfter("a", caring.care)._deeds.beat(one, seen(PUT)) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "to_do"),
+    [
+        (f"{NODES}/win-a", "look at it and at its Node"),
+        ("/api/v1/pods", "drain"),
+    ],
+)
+async def test_what_the_api_server_refuses_is_told_with_what_was_to_be_done(
+    path: str, to_do: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caring = Caring()
+    await caring.node("win-a", beat="1", cordoned=True)
+    await caring.api.put("/api/v1/pods/web", {"metadata": {"namespace": "shop"}})
+    changing = "2026-11-17T00:00:00Z"
+    one = await caring.instance(
+        "a", node="win-a", addresses=["192.0.2.7"], changingSince=changing, isCordoned=True
+    )
+    error = Refused(403, "Forbidden", "the API server refused: you may not.")
+
+    async def look(*_: object) -> Seen:
+        if to_do == "drain":
+            monkeypatch.setattr(caring.care.nodes, "evict", refuse)
+        return seen(PUT)
+
+    async def refuse(_: object) -> str:
+        raise error
+
+    if to_do != "drain":
+        caring.api.refuse(path, error)
+    monkeypatch.setattr(looking_after, "look", look)
+    with pytest.raises(Refused) as caught:
+        await LookingAfter("a", caring.care)._advance(one)
+    assert caught.value.sentence == (
+        f"a: could not {to_do}: expected the API server to allow it, found that the API server "
+        "refused: you may not."
+    )
+    assert caught.value.advice
 
 
 def test_what_is_on_an_instance_is_said_with_the_version_that_it_is() -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import asyncssh
 import pytest
 
 from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
 from tests.instances.ssh_server import SshServer, ssh_server
 from winpod.instances.errors import ContainerdNotRunning, StepFailed
+from winpod.instances.operator.telling import reason_of
 from winpod.instances.remote import acting, rebooting
 from winpod.instances.remote.applying import apply, plan, plan_removal, read, remove
-from winpod.instances.remote.ssh import Host
+from winpod.instances.remote.rebooting import NotBack
+from winpod.instances.remote.scripts import OddAnswer
+from winpod.instances.remote.ssh import Host, TookTooLong
+from winpod.instances.remote.transfers import TransferFailed
 from winpod.instances.rules.desired import Desired, WantedService, written
 from winpod.instances.rules.steps import Do
-from winpod.windows.errors import WinpodError
+from winpod.windows.errors import InvalidInput, WinpodError
 
 LINE = r'"C:\k\bin\kubelet.exe" --label="a b" --100%done --and=&|<>^'
 DESIRED = Desired(
@@ -207,6 +212,102 @@ async def test_a_program_that_says_yes_and_does_nothing_is_a_failed_step(tmp_pat
     assert sentence.startswith(r"win-1: could not put the file C:\k\bin\containerd.exe: expected")
     assert "found no such file" in sentence
     assert "the service containerd holds the file" in sentence
+
+
+def lost(host: Host) -> WinpodError:
+    return host._lost(EOFError("the connection ended before the command did"))
+
+
+TROUBLES: dict[str, tuple[str, str, Callable[[Host], WinpodError]]] = {
+    "a disk that is full": (
+        "put:",
+        r"put the file C:\k\bin\containerd.exe: expected SHA256 ",
+        lambda host: TransferFailed(
+            host.name,
+            r"C:\k\bin\containerd.exe.winpod-new could not be written",
+            asyncssh.SFTPNoSpaceOnFilesystem("Disk full."),
+        ),
+    ),
+    "a connection that is lost": (
+        "sc.exe create",
+        "create the service containerd and 1 more: expected C:",
+        lost,
+    ),
+    "a command that does not end": (
+        "sc.exe start",
+        "start the service containerd: expected running, found stopped",
+        lambda host: TookTooLong(host.name, 300, "sc.exe start containerd", ""),
+    ),
+    "an answer that nobody understands": (
+        "enable-feature",
+        "enable the feature Containers: expected enabled, found disabled",
+        lambda host: OddAnswer(f"{host.name}: dism says nothing of the feature Containers."),
+    ),
+    "a host that does not say when it booted": (
+        "LastBootUpTime",
+        "restart the host: expected Windows started anew, found not started since the change",
+        lambda host: OddAnswer(f"{host.name}: PowerShell did not say when the host booted: x."),
+    ),
+    "a host that does not come back": (
+        "shutdown.exe",
+        "restart the host: expected Windows started anew",
+        lambda host: NotBack(f"{host.name}: the host did not come back.", "See its console."),
+    ),
+    "a command that cannot be written": (
+        "mkdir",
+        r"make the directory C:\k and 4 more: expected a directory, found nothing",
+        lambda _: InvalidInput("a command has 9000 characters, and cmd takes 8191."),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+async def test_what_cuts_a_step_off_is_told_with_the_step_and_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kind stays, and so does the word that events have for it."""
+    where, title, make = TROUBLES[name]
+    async with windows(tmp_path) as (_, _server, host):
+        error = make(host)
+        expected = (type(error), reason_of(error), error.sentence.removeprefix("win-1: "))
+        run, put = host._run, host.put
+
+        async def troubled(script: bytes, seconds: float, doing: str) -> object:
+            if where in script.decode() and "Get-PSDrive" not in script.decode():
+                raise error
+            return await run(script, seconds, doing)
+
+        async def put_troubled(path: str, content: bytes | Path) -> None:
+            if where == "put:" and path.endswith(".winpod-new"):
+                raise error
+            await put(path, content)
+
+        async def reboot_troubled(*_: object) -> str:
+            raise error
+
+        monkeypatch.setattr(host, "_run", troubled)
+        monkeypatch.setattr(host, "put", put_troubled)
+        if isinstance(error, NotBack):
+            monkeypatch.setattr(acting, "reboot", reboot_troubled)
+        with pytest.raises(WinpodError) as caught:
+            await apply(host, DESIRED, print)
+    found = caught.value
+    assert found.sentence.startswith(f"win-1: could not {title}")
+    assert ", found " in found.sentence
+    assert (type(found), reason_of(found)) == expected[:2]
+    assert found.sentence.endswith(f", and then: {expected[2]}")
+    assert found.advice
+
+
+async def test_a_log_that_cannot_be_read_does_not_hide_that_containerd_does_not_run(
+    tmp_path: Path,
+) -> None:
+    async with windows(tmp_path, does_not_start={"containerd"}) as (_, server, host):
+        log = server.local(r"C:\var\log\containerd\containerd.log")
+        log.mkdir(parents=True)
+        with pytest.raises(ContainerdNotRunning) as caught:
+            await apply(host, DESIRED, print)
+    assert "containerd.log could not be read" in str(caught.value)
 
 
 async def test_containerd_that_does_not_start_is_told_with_the_end_of_its_log(

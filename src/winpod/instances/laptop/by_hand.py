@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from winpod.cluster.instance_settings import InstanceSettings
 from winpod.instances.cluster.addresses import addresses_of
 from winpod.instances.cluster.nodes import Leaving, node_now, subnet_of
+from winpod.instances.cluster.refusals import asking
 from winpod.instances.errors import InstanceUnfit, Unreachable
 from winpod.instances.laptop.hosting_cluster import CORDONED, Cluster, refuse_operators_own
 from winpod.instances.paths import BOOTSTRAP_KUBECONFIG
@@ -42,6 +43,8 @@ from winpod.instances.software.payload import Payload
 from winpod.windows.errors import Unavailable, WinpodError
 
 _LOOK_SECONDS = 2.0
+_ABOUT_DRAINS = "Loosen the disruption budget, or end these pods yourself."
+_ABOUT_NODES = r"See `kubectl describe node`, and the kubelet's log in C:\var\log\kubelet."
 
 
 class NotInTime(Unavailable):
@@ -108,16 +111,19 @@ class ByHand:
     async def plan(self) -> tuple[Step, ...]:
         """The steps as they are now; nothing is changed, and no token is given."""
         await self._meet()
-        desired = await self._desired()
+        with asking(self.host.name, "look at its Node"):
+            desired = await self._desired()
         return self._steps(await applying.read(self.host, desired), desired)
 
     async def run(self) -> State:
         """Until nothing is left to be done."""
-        await refuse_operators_own(self.wish.cluster, self.host)
+        with asking(self.host.name, "see whether an operator looks after it"):
+            await refuse_operators_own(self.wish.cluster, self.host)
         has_failed = True
         try:
-            async with holding(self.host):
-                state = await self._run()
+            with asking(self.host.name, "look at it and at its Node"):
+                async with holding(self.host):
+                    state = await self._run()
             has_failed = False
             return state
         except Unreachable as error:
@@ -157,7 +163,8 @@ class ByHand:
             if decision.deed in (Deed.APPLY, Deed.REMOVE):
                 state = self._known = await self._change(desired, steps, had_node=node is not None)
             else:
-                await self._advance(decision, pods)
+                with asking(self.host.name, decision.deed):
+                    await self._advance(decision, pods)
 
     async def _take_turn(self) -> None:
         if not self._has_turn:
@@ -194,7 +201,8 @@ class ByHand:
         if self.is_leaving:
             return await applying.remove(self.host, desired, self.tell)
         if any(step.target == BOOTSTRAP_KUBECONFIG for step in steps):
-            await self.wish.cluster.give_token(self.host.name)
+            with asking(self.host.name, "give it a token to join with"):
+                await self.wish.cluster.give_token(self.host.name)
             self._has_token = True
         state = await applying.apply(self.host, desired, self.tell)
         self._beat = await self.wish.cluster.nodes.beat(self._name) if had_node else ""
@@ -211,7 +219,7 @@ class ByHand:
         if now - since > seconds:
             raise NotInTime(
                 f"{self.host.name}: after {now - since:.0f} seconds {decision.why}.",
-                r"See `kubectl describe node`, and the kubelet's log in C:\var\log\kubelet.",
+                _ABOUT_DRAINS if deed is Deed.DRAIN else _ABOUT_NODES,
             )
         await asyncio.sleep(_LOOK_SECONDS)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from winpod.instances.cluster.nodes import subnet_of
+from winpod.instances.cluster.refusals import asking
 from winpod.instances.cluster.resource import STOP_MANAGING, Status, WindowsInstance
 from winpod.instances.errors import NOT_REACHED, Busy, Unreachable
 from winpod.instances.operator.care import Care
@@ -28,7 +29,7 @@ from winpod.instances.operator.telling import (
     condition_of,
     reason_of,
 )
-from winpod.instances.rules.next_deed import Deed, next_deed
+from winpod.instances.rules.next_deed import Deed, Situation, next_deed
 from winpod.windows.errors import Unavailable, WinpodError
 
 _KEPT_SECONDS, _KEPT_AT_REST = 60.0, 300.0
@@ -79,21 +80,27 @@ class LookingAfter:
         if instance.is_leaving and instance.spec.machine:
             await self._deeds.let_go(instance, "its Machine has gone, or goes")
             return _API_WAIT
+        with asking(self.name, "look at it and at its Node"):
+            seen, now = await self._look(instance)
+        decision = next_deed(now)
+        if decision.deed is not self._deed:
+            self._deed, self._since = decision.deed, time.monotonic()
+        waited = time.monotonic() - self._since
+        case = Case(instance, seen, now, decision.why, waited)
+        with asking(self.name, decision.deed):
+            after = await self._deeds.do(decision.deed, case)
+        if after.is_read_again:
+            self._seen = None
+        return after.seconds
+
+    async def _look(self, instance: WindowsInstance) -> tuple[Seen, Situation]:
         care, seen = self._care, self._seen
         node = await care.nodes.get(instance.status.node)
         if seen is None or seen.age > self._kept() or seen.subnet != subnet_of(node):
             seen = self._seen = await look(care, instance)
             node = await care.nodes.get(instance.status.node)
         beat = await self._deeds.beat(instance, seen)
-        now = await situation(care, instance, seen, node, beat)
-        decision = next_deed(now)
-        if decision.deed is not self._deed:
-            self._deed, self._since = decision.deed, time.monotonic()
-        waited = time.monotonic() - self._since
-        after = await self._deeds.do(decision.deed, Case(instance, seen, now, decision.why, waited))
-        if after.is_read_again:
-            self._seen = None
-        return after.seconds
+        return seen, await situation(care, instance, seen, node, beat)
 
     def _kept(self) -> float:
         return _KEPT_AT_REST if self._deed is Deed.REST else _KEPT_SECONDS

@@ -9,7 +9,8 @@ each other are done in one go, and each is judged.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 
 from winpod.instances.errors import ContainerdNotRunning, StepFailed
@@ -113,12 +114,31 @@ async def _do(
     first, changed = steps[0], _changed_by(steps, desired)
     lines = [lines_of(step, desired) for step in steps]
     if not lines[0]:
-        said = await wait_for(first, host, tell)
-        return [said], await survey_parts(host, state, changed)
+        with _doing(host, desired, steps):
+            said = await wait_for(first, host, tell)
+            return [said], await survey_parts(host, state, changed)
     if first.do is Do.PUT_FILE:
         for step in steps:
-            await send(step, desired, host)
-    return await run_and_survey(host, lines, state, changed, seconds_for(first))
+            with _doing(host, desired, [step]):
+                await send(step, desired, host)
+    with _doing(host, desired, steps):
+        return await run_and_survey(host, lines, state, changed, seconds_for(first))
+
+
+@contextmanager
+def _doing(host: Host, desired: Desired, steps: Sequence[Step]) -> Iterator[None]:
+    """What cuts a step off is told with the step; what kind of trouble it is stays."""
+    try:
+        yield
+    except WinpodError as error:
+        step, more = steps[0], f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+        what = error.sentence.removeprefix(f"{host.name}: ")
+        error.sentence = (
+            f"{host.name}: could not {step.title}{more}: expected {step.expected}, found "
+            f"{step.found}, and then: {what}"
+        )
+        error.advice = error.advice or advice_for(step, desired)
+        raise
 
 
 def steps_of(host: Host, rules: Steps, state: State, desired: Desired) -> tuple[Step, ...]:
@@ -164,7 +184,14 @@ def _changed_by(steps: Sequence[Step], desired: Desired) -> list[Part]:
 
 async def _failed(host: Host, desired: Desired, step: Step, now: Step, said: str) -> StepFailed:
     if step.do is Do.START_SERVICE and step.target == CONTAINERD:
-        log = decode(await host.get(CONTAINERD_LOG, LOG_TAIL) or b"")
-        lines = [line.strip() for line in log.splitlines() if line.strip()]
-        return ContainerdNotRunning(host.name, step, now.found, said, lines[-LOG_LINES:])
+        return ContainerdNotRunning(host.name, step, now.found, said, await _end_of_log(host))
     return StepFailed(host.name, step, f"{now.found} ({said})", advice_for(step, desired))
+
+
+async def _end_of_log(host: Host) -> list[str]:
+    """That it cannot be read is no reason to tell something else than what failed."""
+    try:
+        log = decode(await host.get(CONTAINERD_LOG, LOG_TAIL) or b"")
+    except WinpodError as error:
+        return [f"({error.sentence})"]
+    return [line.strip() for line in log.splitlines() if line.strip()][-LOG_LINES:]

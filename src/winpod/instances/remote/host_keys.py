@@ -60,7 +60,10 @@ class KeysInFile:
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the host keys in {self.file} cannot be read: {error}.") from error
+            raise InvalidInput(
+                f"the host keys in {self.file} cannot be read: {error}.",
+                "See whose the file is, or move it away to trust all hosts anew.",
+            ) from error
         pairs = (line.partition(" ") for line in text.splitlines())
         return {name: key.strip() for name, _, key in pairs if name and key.strip()}
 
@@ -75,7 +78,8 @@ class KeysInFile:
             Path(new.name).replace(self.file)
         except OSError as error:
             raise InvalidInput(
-                f"the host keys in {self.file} cannot be written: {error}."
+                f"the host keys in {self.file} cannot be written: {error}.",
+                "See that you may write there, and that the disk has room.",
             ) from error
 
 

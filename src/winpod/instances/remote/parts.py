@@ -93,7 +93,10 @@ def name_part() -> Part:
         values = read_values(answer.text)
         now = values.text("Hostname")
         if not now:
-            raise OddAnswer(f"its registry has no host name: {last_line(answer.text)}.")
+            raise OddAnswer(
+                f"its registry has no host name: {last_line(answer.text)}.",
+                "Give the host a name (Rename-Computer), and restart it.",
+            )
         return replace(state, hostname=now)
 
     return Part((call("reg.exe", "query", NAMES_KEY),), read)
@@ -130,10 +133,12 @@ def version_part() -> Part:
 def feature_part(name: str) -> Part:
     def read(state: State, answer: Section) -> State:
         found = _FEATURE.search(answer.text)
+        advice = f"See `dism.exe {' '.join(arguments)}` there; a restart may end what is pending."
         if found and found[1] not in _FEATURES:
-            raise OddAnswer(f"dism says that the feature {name} is {found[1]!r}.")
+            raise OddAnswer(f"dism says that the feature {name} is {found[1]!r}.", advice)
         if not found and not answer.code:
-            raise OddAnswer(f"dism says nothing of the feature {name}: {last_line(answer.text)}.")
+            said = last_line(answer.text)
+            raise OddAnswer(f"dism says nothing of the feature {name}: {said}.", advice)
         known = _FEATURES[found[1]] if found else FeatureState.ABSENT
         return replace(state, features={**state.features, name: known})
 

@@ -18,6 +18,7 @@ BOOTED = "(Get-CimInstance -ClassName Win32_OperatingSystem).LastBootUpTime.ToFi
 FREE_BYTES = "(Get-PSDrive -Name C).Free"
 NETWORKS = "Get-HnsNetwork | Select-Object -Property Id, Name, Type | ConvertTo-Json -Compress"
 
+_SEE_NETWORKS = "See what Get-HnsNetwork says there, and that the service hns runs."
 _NETWORK_ID = re.compile(r"[0-9A-Fa-f-]{36}")
 
 
@@ -29,7 +30,7 @@ def powershell(*statements: str) -> str:
 
 def remove_network(network_id: str) -> str:
     if not _NETWORK_ID.fullmatch(network_id):
-        raise InvalidInput(f"{network_id} is no id of a network.")
+        raise InvalidInput(f"{network_id} is no id of a network.", _SEE_NETWORKS)
     return powershell(
         f"Get-HnsNetwork | Where-Object {{ $_.Id -eq '{network_id}' }} | Remove-HnsNetwork"
     )
@@ -42,13 +43,16 @@ def read_networks(text: str) -> tuple[Network, ...]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise OddAnswer(f"Get-HnsNetwork printed no JSON: {text.strip()[:200]}.") from error
+        said = text.strip()[:200]
+        raise OddAnswer(f"Get-HnsNetwork printed no JSON: {said}.", _SEE_NETWORKS) from error
     networks = found if isinstance(found, list) else [found]
     return tuple(map(_network, networks))
 
 
 def _network(found: Any) -> Network:
     if not isinstance(found, Mapping):
-        raise OddAnswer(f"Get-HnsNetwork listed something that is no network: {found!r:.200}.")
+        raise OddAnswer(
+            f"Get-HnsNetwork listed something that is no network: {found!r:.200}.", _SEE_NETWORKS
+        )
     values = {str(key).lower(): value for key, value in found.items()}
     return Network(*(str(values.get(key) or "") for key in ("id", "name", "type")))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from winpod.instances.errors import LoginRefused, Unreachable
 from winpod.instances.remote import powershell
-from winpod.instances.remote.scripts import call, last_line
+from winpod.instances.remote.scripts import OddAnswer, call, last_line
 from winpod.instances.remote.ssh import Host
 from winpod.windows.errors import WinpodError
 
@@ -67,8 +67,9 @@ async def when_booted(host: Host) -> str:
     answer = await host.run([powershell.powershell(powershell.BOOTED)])
     found = answer.output.strip()
     if not found.isdecimal():
-        raise WinpodError(
-            f"{host.name}: PowerShell did not say when the host booted: {last_line(found)}."
+        raise OddAnswer(
+            f"{host.name}: PowerShell did not say when the host booted: {last_line(found)}.",
+            "See that PowerShell starts there: powershell.exe -NoProfile -Command Get-Date",
         )
     return found
 

@@ -112,4 +112,7 @@ def _literal(character: str) -> str:
 
 def _refuse_line_breaks(text: str) -> None:
     if any(character in text for character in "\r\n\0"):
-        raise InvalidInput(f"{text!r} has a line break, which no command line can carry.")
+        raise InvalidInput(
+            f"{text!r} has a line break, which no command line can carry.",
+            "Take it out of the settings.",
+        )

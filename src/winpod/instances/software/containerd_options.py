@@ -19,6 +19,7 @@ from winpod.windows.reading import At, InvalidField
 Rule = Callable[[At], None]
 SNAPSHOTTERS = ("windows",)
 LOG_LEVELS = ("trace", "debug", "info", "warn", "error", "fatal", "panic")
+_ADVICE = "See what the settings say of pauseImage, mirrors and hypervisor."
 _PATH = re.compile(r"[A-Za-z]:\\[^<>\"|?*]+")
 _PIPE = re.compile(r"\\\\\.\\pipe\\[^\\/]+")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
@@ -31,9 +32,11 @@ def check_config(text: str, containerd: Version) -> None:
         document = At(tomllib.loads(text))
         _table(_TABLES_OF[2 if containerd.major < 2 else 3](containerd))(document)
     except tomllib.TOMLDecodeError as error:
-        raise BadConfiguration(f"containerd's configuration is not TOML: {error}.") from None
+        raise BadConfiguration(
+            f"containerd's configuration is not TOML: {error}.", _ADVICE
+        ) from None
     except InvalidInput as error:
-        raise BadConfiguration(f"containerd's configuration: {error}") from None
+        raise BadConfiguration(f"containerd's configuration: {error}", _ADVICE) from None
 
 
 def _flag(at: At) -> None:

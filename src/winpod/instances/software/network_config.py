@@ -109,7 +109,8 @@ def _subnet(joining: Joining) -> ipaddress.IPv4Network:
     except ValueError:
         raise BadConfiguration(
             f'{joining.node}: the range of its pods is "{joining.subnet}", and must be one of '
-            "IPv4, such as 10.244.3.0/24."
+            "IPv4, such as 10.244.3.0/24.",
+            "Give the cluster a range of IPv4 addresses for pods, first in the list.",
         ) from None
     if subnet.prefixlen > _SMALLEST:
         raise BadConfiguration(

@@ -122,7 +122,9 @@ def _read_list(directory: Path) -> At:
     except FileNotFoundError:
         raise BadPayload(f"{directory} is no payload: it has no {LIST}.", _ADVICE) from None
     except OSError as error:
-        raise BadPayload(f"{path} cannot be read: {error.strerror}.") from None
+        raise BadPayload(
+            f"{path} cannot be read: {error.strerror}.", "See whose the file is, and its disk."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadPayload(f"{path} is not TOML: {error}.", _ADVICE) from None
 
