@@ -15,9 +15,10 @@ from winpod.instances.cluster.nodes import subnet_of
 from winpod.instances.cluster.resource import Status, WindowsInstance
 from winpod.instances.operator import deeds, looking_after
 from winpod.instances.operator.care import Care
-from winpod.instances.operator.looking import Seen, save
+from winpod.instances.operator.looking import Seen, save, situation
 from winpod.instances.operator.machines import GROUP
 from winpod.instances.rules.desired import Desired
+from winpod.instances.rules.next_deed import Deed, next_deed
 from winpod.instances.rules.state import State
 from winpod.instances.rules.steps import Do, Step
 from winpod.windows.builds import Build
@@ -86,6 +87,30 @@ class Cloud:
             and "deletionTimestamp" not in self.caring.api.objects[self.path(name)]["metadata"]
         }
         self.most = max(self.most, len(SETS) - len(ready))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "why"),
+    [("", "machineNamespace is empty"), ("machines", "the Machines cannot be listed")],
+)
+async def test_no_machine_is_replaced_while_nobody_knows_of_the_others(
+    namespace: str, why: str
+) -> None:
+    """Also where that one and its set can be read."""
+    caring = Caring(InstanceSettings(machine_namespace=namespace))
+    await Cloud(caring).make("a-old")
+    await caring.api.put(
+        f"{GROUP}/namespaces/machines/machinesets/a",
+        {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}},
+    )
+    await caring.node("a-old", beat="1")
+    uid = {"node": "a-old", "nodeUid": "/api/v1/nodes/a-old"}
+    one = await caring.instance("machine-a-old", machine="a-old", **uid)
+    seen = Seen(State(Build(10, 0, 20348), "", "a-old", "1"), Desired("1.1.0"), (PUT,), "", 0.0)
+    node = await caring.care.nodes.get("a-old")
+    now = await situation(caring.care, one, seen, node, "")
+    assert why in now.hold
+    assert next_deed(now).deed is Deed.WAIT
 
 
 @pytest.mark.parametrize("limit", [1, 2])

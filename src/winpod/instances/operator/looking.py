@@ -122,6 +122,8 @@ async def _hold(care: Care, instance: WindowsInstance) -> str:
     if why := await care.machines.hold(namespace, instance.spec.machine):
         return why
     wanted = {one: await care.machines.wanted(namespace, one) for one in sorted(inputs.lessened)}
+    if not inputs.are_machines_known:
+        return "the Machines cannot be listed, and nobody knows which of them leave or come"
     missing = inputs.still_missing(wanted)
     nodes = {one.spec.machine for one in care.objects.known.values() if one.status.was_ready}
     return crowd(inputs.machines, nodes, missing, care.turns.taken, care.settings().at_most)
