@@ -411,7 +411,7 @@ def test_a_machine_is_replaced_and_the_new_one_configured(
     old = fleet.add("win-n", 22, features=dict(READY))
     put(plane, "machinesets", machine_set(0))
     put(plane, "machines", machine(plane, "m-1", old))
-    with operator(plane, tmp_path):
+    with operator(plane, tmp_path) as running:
         eventually(lambda: status(plane, "machine-m-1").get("phase") == "Ready")
         payload(files, "1.1.0")
         eventually(lambda: "0 of 1 are ready" in status(plane, "machine-m-1").get("message", ""))
@@ -425,10 +425,24 @@ def test_a_machine_is_replaced_and_the_new_one_configured(
         put(plane, "machines", machine(plane, "m-2", new))
         eventually(lambda: status(plane, "machine-m-2").get("version") == "1.1.0")
         eventually(lambda: status(plane, "machine-m-2").get("phase") == "Ready")
+        assert_kept_while_unknown(plane, fleet.add("win-s", features=dict(READY)), running)
         plane.request("DELETE", f"{MACHINES}/machines/m-2")
         eventually(lambda: not found(plane, f"{PATH}/machine-m-2"))
         assert new.services == {"containerd": "RUNNING", "kubelet": "RUNNING"}
     until_told(plane, "machine-m-1", "InstanceReplaced")
+
+
+def assert_kept_while_unknown(
+    plane: ControlPlane, other: Instance, running: OperatorProcess
+) -> None:
+    """Where Machines may not be listed, theirs stay as they are, and others are looked after."""
+    pinned = status(plane, "machine-m-2")["hostKey"]
+    configure(plane, SETTINGS.replace("{", "{machineNamespace: shop, "))
+    eventually(lambda: "Machines in shop are not known" in running.log.read_text())
+    ask_for(plane, other)
+    eventually(partial(is_at, plane, other, "1.1.0"))
+    assert status(plane, "machine-m-2")["hostKey"] == pinned
+    configure(plane, SETTINGS.replace("{", "{machineNamespace: machines, "))
 
 
 def test_an_operator_that_is_killed_anywhere_goes_on_where_it_was(

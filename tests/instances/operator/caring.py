@@ -31,6 +31,7 @@ class Caring:
     settings: InstanceSettings = field(default_factory=InstanceSettings)
     api: MemoryApi = field(default_factory=MemoryApi)
     events: list[Event] = field(default_factory=list)
+    wanted: Any = None
     on_change: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -38,10 +39,9 @@ class Caring:
         self.inputs = LiveInputs(
             self.api, NAMESPACE, lambda: self.settings, self._change, self._change
         )
-        nothing: Any = None
         self.care = Care(
             settings=lambda: self.settings,
-            wanted=nothing,
+            wanted=self.wanted,
             inputs=self.inputs,
             objects=objects,
             nodes=Nodes(self.api),

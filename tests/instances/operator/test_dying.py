@@ -1,0 +1,151 @@
+"""An operator that dies after each of its writes, while an instance moves from Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.instances.memory_api import MemoryApi
+from tests.instances.operator.caring import NAMESPACE, PATH, Caring
+from tests.instances.operator.test_live_inputs import ask_for, leading
+from tests.instances.remote.test_applying import DESIRED, LINE
+from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
+from tests.instances.ssh_server import ssh_server
+from winpod.instances.cluster.inputs import KEY_ENTRY, KEY_SECRET
+from winpod.instances.cluster.nodes import LEASES, NODES
+from winpod.instances.operator import deeds
+from winpod.instances.remote import acting
+from winpod.instances.rules.desired import Desired
+
+NAME = "127.0.0.1"
+NAT = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"}
+OLD = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a01", "Name": "winpod", "Type": "overlay"}
+
+
+class DyingApi(MemoryApi):
+    """What one life sees of a store that outlives it: after its last write, nothing any more."""
+
+    def __init__(self, store: MemoryApi, writes: int) -> None:
+        super().__init__()
+        self.store = store
+        self.writes_left = writes
+        self.died = asyncio.Event()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: str = "",
+    ) -> bytes:
+        await self._alive()
+        answer = await self.store.request(method, path, body, params=params, content=content)
+        if method != "GET":
+            self.writes_left -= 1
+            if self.writes_left == 0:
+                self.died.set()
+        await self._alive()
+        return answer
+
+    async def watch(self, kind: Any, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
+        async for change in self.store.watch(kind, path, params):
+            await self._alive()
+            yield change
+
+    async def _alive(self) -> None:
+        if self.died.is_set():
+            await asyncio.Future()
+
+
+class AlwaysWanted:
+    """A stand-in for what settings and payload come to."""
+
+    def desired(self, *_: object) -> Desired:
+        return DESIRED
+
+
+@asynccontextmanager
+async def kubelet(api: MemoryApi, machine: ScriptedWindows) -> AsyncIterator[None]:
+    """A stand-in that is a ready Node, and is heard of, while its service runs."""
+
+    async def play() -> None:
+        for moment in count():
+            service = machine.services.get("kubelet")
+            if service and service.state == "RUNNING":
+                runtime = "docker" if "docker" in service.depends else "containerd"
+                status = {
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "addresses": [{"type": "InternalIP", "address": NAME}],
+                    "nodeInfo": {"containerRuntimeVersion": f"{runtime}://2.4.2"},
+                }
+                spec = api.objects.get(f"{NODES}/win-1", {}).get("spec", {})
+                await api.put(f"{NODES}/win-1", {"spec": spec, "status": status})
+                renewed = f"2026-11-17T00:{moment // 60 % 60:02}:{moment % 60:02}Z"
+                await api.put(f"{LEASES}/win-1", {"spec": {"renewTime": renewed}})
+            await asyncio.sleep(0.1)
+
+    playing = asyncio.create_task(play())
+    try:
+        yield
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+
+async def live(store: MemoryApi, writes: int) -> bool:
+    """Whether it died of its writes, and not because all was done."""
+    api = DyingApi(store, writes)
+    wanted: Any = AlwaysWanted()
+    caring = Caring(api=api, wanted=wanted)
+    deadline = time.monotonic() + 60
+    async with leading(caring):
+        while not api.died.is_set() and not is_ready(store):
+            assert time.monotonic() < deadline, store.objects[f"{PATH}/{NAME}"]["status"]
+            await asyncio.sleep(0.02)
+    return api.died.is_set()
+
+
+def is_ready(store: MemoryApi) -> bool:
+    status = store.objects.get(f"{PATH}/{NAME}", {}).get("status", {})
+    return (status.get("phase"), status.get("version")) == ("Ready", "1.0.0")
+
+
+async def test_a_move_from_docker_ends_well_however_often_the_operator_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lives of one write, of two, and so on."""
+    monkeypatch.setattr(acting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(deeds, "_SOON", deeds.After(0.05))
+    docker = ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING")
+    line = r"C:\k\kubelet.exe --network-plugin=cni"
+    old = {"docker": docker, "kubelet": ScriptedService(line, depends=["docker"], state="RUNNING")}
+    machine = ScriptedWindows(
+        tmp_path, services=old, networks=[OLD, NAT], features={"Containers": "Enabled"}
+    )
+    untouched, store, deaths = repr(docker), MemoryApi(), 0
+    async with ssh_server(tmp_path, machine.reply) as server, kubelet(store, machine):
+        secret = base64.b64encode(server.key.export_private_key()).decode()
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{KEY_SECRET}"
+        await store.put(path, {"data": {KEY_ENTRY: secret}})
+        await ask_for(Caring(api=store), **{NAME: f"username=Administrator,port={server.port}"})
+        while not is_ready(store):
+            deaths += await live(store, deaths + 1)
+    assert deaths >= 5
+    assert repr(machine.services["docker"]) == untouched
+    assert machine.services["kubelet"].line == LINE
+    assert machine.networks == [NAT]
+    deleted = [words for words in machine.called if words[:2] == ["sc.exe", "delete"]]
+    assert deleted == [["sc.exe", "delete", "kubelet"]]
+    assert not store.objects[f"{NODES}/win-1"]["spec"].get("unschedulable")
+    status = store.objects[f"{PATH}/{NAME}"]["status"]
+    assert not {"changingSince", "isCordoned", "failure"} & status.keys()
