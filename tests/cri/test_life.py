@@ -36,6 +36,7 @@ class LoopbackNetworks(SimulatedNetworks):
     def __init__(self) -> None:
         super().__init__(DEFAULT_SUBNETS)
         self.failure: WinpodError | None = None
+        self.stuck: WinpodError | None = None
 
     async def connect(
         self,
@@ -46,6 +47,11 @@ class LoopbackNetworks(SimulatedNetworks):
         if self.failure:
             raise self.failure
         return await super().connect(attachment, netns, opened)
+
+    async def disconnect(self, sandbox_id: str) -> None:
+        if self.stuck:
+            raise self.stuck
+        await super().disconnect(sandbox_id)
 
     async def dial(
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()

@@ -162,7 +162,10 @@ class Sandboxes:
         await self._backend.until_sandbox_dies(sandbox.id)
         if not sandbox.ending:
             _log.warning("the microVM of sandbox %s has ended", sandbox.id)
-            await self._stop_in_turn(sandbox)
+            try:
+                await self._stop_in_turn(sandbox)
+            except (WinpodError, OSError) as error:
+                _log.warning("sandbox %s is not taken apart yet: %s", sandbox.id, error)
 
     def close(self) -> None:
         for task in self._watching.values():
@@ -197,10 +200,17 @@ class Sandboxes:
                 await self._stop(sandbox)
 
     async def _stop(self, sandbox: Sandbox) -> None:
+        """It is not ready any more, whatever its end meets; that goes on when it is asked again,
+        or at the next start."""
         sandbox.ending = True
         containers = self._state.containers_of(sandbox)
-        await asyncio.gather(*(self._stop_container(container) for container in containers))
+        try:
+            await asyncio.gather(*(self._stop_container(container) for container in containers))
+        finally:
+            self._note_stopped(sandbox)
         await self._take_apart(sandbox)
+
+    def _note_stopped(self, sandbox: Sandbox) -> None:
         if sandbox.phase is Phase.RUNNING:
             self._state.note(sandbox, phase=Phase.EXITED)
             self._changed(sandbox.id, api.CONTAINER_STOPPED_EVENT, sandbox)
@@ -275,7 +285,7 @@ class Sandboxes:
         ]
 
     async def recover(self) -> None:
-        """After a restart: undo what was half made, finish what was half removed.
+        """After a restart: undo what was half made, finish what was half stopped or removed.
 
         A sandbox whose network is gone, as after a restart of the machine, is not ready.
         """
@@ -283,7 +293,7 @@ class Sandboxes:
             try:
                 await self._settle(sandbox)
             except (WinpodError, OSError) as error:
-                _log.warning("sandbox %s is left as it was: %s", sandbox.id, error)
+                _log.warning("sandbox %s is not settled yet: %s", sandbox.id, error)
         for trouble in await self._networks.sweep(list(self._state.sandboxes)):
             _log.warning("%s", trouble)
 
@@ -292,6 +302,8 @@ class Sandboxes:
             await self._unmake(sandbox)
         elif sandbox.phase is Phase.REMOVING:
             await self._finish_removal(sandbox)
+        elif sandbox.phase is Phase.EXITED:
+            await self._stop(sandbox)
         elif sandbox.phase is Phase.RUNNING and not self._networks.holds(sandbox.id):
             _log.warning("sandbox %s has lost its network namespace", sandbox.id)
             await self._stop(sandbox)
