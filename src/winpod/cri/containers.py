@@ -208,6 +208,7 @@ class Containers:
             await self._start(container, ready_sandbox(self._state, container.sandbox))
 
     async def _start(self, container: Container, sandbox: Sandbox) -> None:
+        """A program that runs is known to, on a disk that takes no word of it too."""
         self._state.save(container, phase=Phase.STARTING)
         try:
             await self._backend.start(container.id)
@@ -215,7 +216,7 @@ class Containers:
             self._ended(container, Exit(_START_FAILED, time.time_ns(), "StartError", str(error)))
             raise
         started = max(time.time_ns(), container.created_at)
-        self._state.save(container, phase=Phase.RUNNING, started_at=started)
+        self._state.note(container, phase=Phase.RUNNING, started_at=started)
         self._changed(container.id, api.CONTAINER_STARTED_EVENT, sandbox)
         self._watch(container)
 
@@ -399,9 +400,9 @@ class Containers:
     async def _find_again(self, container: Container) -> None:
         if container.phase is Phase.STARTING:
             if not await self._backend.was_started(container.id):
-                self._state.save(container, phase=Phase.CREATED)
+                self._state.note(container, phase=Phase.CREATED)
                 return
-            self._state.save(container, phase=Phase.RUNNING, started_at=time.time_ns())
+            self._state.note(container, phase=Phase.RUNNING, started_at=time.time_ns())
         if await self._backend.is_running(container.id):
             self._watch(container)
         else:
