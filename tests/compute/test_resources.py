@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winpod.compute.resources import MIB, PIDS, Asked, Enforced, enforce, with_annotations
+from winpod.compute.resources import (
+    _ANNOTATIONS,
+    MIB,
+    PIDS,
+    Asked,
+    Enforced,
+    enforce,
+    with_annotations,
+)
 from winpod.windows.errors import InvalidInput
 
 
@@ -72,6 +80,13 @@ def test_annotations_go_before_fields_and_nonsense_is_passed_over() -> None:
     assert with_annotations(asked, annotations) == Asked(
         memory_bytes=512 * MIB, cpu_count=3, disk_operations_per_second=100
     )
+
+
+def test_an_annotation_of_zero_asks_for_nothing_and_takes_no_limit_away() -> None:
+    limited = Asked(*range(1, 1 + len(fields(Asked))))
+    for key in _ANNOTATIONS:
+        assert with_annotations(limited, {key: "0"}) == limited
+        assert with_annotations(Asked(), {key: " 00 "}) == Asked()
 
 
 def test_an_update_changes_what_it_names_and_removes_nothing() -> None:

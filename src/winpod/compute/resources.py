@@ -72,7 +72,7 @@ def with_annotations(asked: Asked, annotations: Mapping[str, str]) -> Asked:
         text = annotations.get(key, "").strip()
         if text.isascii() and text.isdigit() and len(text) < 16:
             found[name] = int(text) * _UNITS.get(name, 1)
-    return replace(asked, **found)
+    return replace(asked, **{name: value for name, value in found.items() if value})
 
 
 @dataclass(frozen=True, slots=True)
