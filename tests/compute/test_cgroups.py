@@ -1,11 +1,24 @@
 """Limits and counts in both layouts of the kernel's control groups."""
 
+import errno
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from winpod.compute import cgroups
-from winpod.compute.cgroups import Counted, read_usage, set_limits
+from winpod.compute.cgroups import (
+    Counted,
+    make_group,
+    member_files,
+    read_usage,
+    remove_group,
+    set_limits,
+)
+from winpod.compute.errors import MemoryInUse
 from winpod.compute.resources import Enforced
 
 MIB = 1 << 20
@@ -89,3 +102,73 @@ def test_limits_are_written_to_each_controller(root: Path) -> None:
     assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
     assert (cpu / "cpu.shares").read_text() == "512"
     assert (blkio / "blkio.throttle.write_iops_device").read_text() == "8:0 100"
+
+
+def test_less_memory_than_is_used_is_refused_and_nothing_written(root: Path) -> None:
+    (root / "cgroup.controllers").touch()
+    limits = dict.fromkeys(("memory.max", "memory.swap.max", "cpu.max", "pids.max"), "as it was")
+    folder = write(root / "winpod/one", UNIFIED | limits)
+    with pytest.raises(MemoryInUse):
+        set_limits("one", Enforced(1, memory_bytes=649, cpu_quota_us=5))
+    assert {name: (folder / name).read_text() for name in limits} == limits
+    set_limits("one", Enforced(1, memory_bytes=650))
+    assert (folder / "memory.max").read_text() == "650"
+
+
+def test_what_the_kernel_refuses_half_way_is_written_back(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for a kernel that has memory of its own in the group."""
+    before = {"memory.limit_in_bytes": "500", "memory.memsw.limit_in_bytes": "500"}
+    memory = write(root / "memory/winpod/one", before)
+    pids = write(root / "pids/winpod/one", {"pids.max": "9"})
+    write_text = Path.write_text
+
+    def refusing(path: Path, text: str) -> int:
+        if path.name == "memory.limit_in_bytes" and int(text) < 500:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", refusing)
+    with pytest.raises(MemoryInUse):
+        set_limits("one", Enforced(1, memory_bytes=400))
+    assert {name: (memory / name).read_text() for name in before} == before
+    assert (pids / "pids.max").read_text() == "9"
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    """A real one, with 64 MiB in use of 128."""
+    name = f"test-{secrets.token_hex(8)}"
+    make_group(name, 128 * MIB)
+    holding = f"held = b'x' * {64 * MIB}; print(len(held), flush=True); input()"
+    joining = f"import os\nfor f in {[str(file) for file in member_files(name)]}:\n"
+    joining += " open(f, 'w').write(str(os.getpid()))\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", joining + holding], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout
+    process.stdout.readline()
+    try:
+        yield name
+        assert process.poll() is None, "it was killed"
+    finally:
+        process.kill()
+        process.communicate()
+        remove_group(name)
+
+
+def limits_of(name: str) -> dict[str, str]:
+    folders = (Path("/sys/fs/cgroup/winpod") / name, Path("/sys/fs/cgroup/memory/winpod") / name)
+    folder = next(folder for folder in folders if folder.is_dir())
+    names = ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+    return {file: (folder / file).read_text() for file in names if (folder / file).exists()}
+
+
+def test_the_kernel_kills_nobody_whose_limit_is_refused(group: str) -> None:
+    before = limits_of(group)
+    with pytest.raises(MemoryInUse, match="of 32 MiB is less than"):
+        set_limits(group, Enforced(1, memory_bytes=32 * MIB))
+    assert limits_of(group) == before
+    set_limits(group, Enforced(1, memory_bytes=100 * MIB))
+    assert set(limits_of(group).values()) == {f"{100 * MIB}\n"}

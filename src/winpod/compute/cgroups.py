@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,17 +41,34 @@ class Counted:
 
 
 def set_limits(name: str, limits: Enforced, device: str = "") -> None:
-    """`device` is the `major:minor` of the disk that the container writes to."""
+    """All of them or none; `device` is the `major:minor` of the disk that the container writes to.
+
+    Less memory than is used is refused before anything is written: one layout of the kernel would
+    make room by killing, and the other refuses half-way.
+    """
+    memory, counted = limits.memory_bytes or MEMORY, read_usage(name)
+    if memory < (used := counted.private_bytes + counted.shared_bytes):
+        raise MemoryInUse(memory, used)
+    before: list[tuple[Path, str]] = []
     for controller, file, text in _writes(limits, device):
         place = _folder(controller, name) / file
+        if not place.exists():
+            continue
+        was = _text(place)
         try:
-            if place.exists():
-                place.write_text(text)
+            place.write_text(text)
         except OSError as error:
+            _write_back(before)
             if error.errno != errno.EBUSY:
                 raise
-            used = read_usage(name).memory_bytes
-            raise MemoryInUse(limits.memory_bytes or MEMORY, used) from None
+            raise MemoryInUse(memory, read_usage(name).memory_bytes) from None
+        before.append((place, was))
+
+
+def _write_back(before: Sequence[tuple[Path, str]]) -> None:
+    for place, was in reversed(before):
+        with contextlib.suppress(OSError):
+            place.write_text(was)
 
 
 def set_rates(name: str, device: str, bytes_: int | None, operations: int | None) -> None:
