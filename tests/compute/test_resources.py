@@ -96,6 +96,16 @@ def test_an_update_changes_what_it_names_and_removes_nothing() -> None:
     assert before.updated(Asked()) == before
 
 
+def test_a_disk_keeps_its_size() -> None:
+    before = Asked(rootfs_bytes=5, memory_bytes=1)
+    assert before.updated(Asked(rootfs_bytes=5, memory_bytes=2)) == Asked(
+        rootfs_bytes=5, memory_bytes=2
+    )
+    for present in (before, Asked()):
+        with pytest.raises(InvalidInput, match="cannot be given 6 bytes"):
+            present.updated(Asked(rootfs_bytes=6, memory_bytes=2))
+
+
 @given(
     st.builds(Asked, **{f.name: st.integers(-2, 20_000) for f in fields(Asked)}),
     st.integers(1, 256),

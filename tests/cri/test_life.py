@@ -300,6 +300,25 @@ async def test_resources_are_changed_whole_or_not_at_all(client: Client, image: 
     assert resources.memory_limit_in_bytes == 1 << 20
 
 
+async def test_the_size_of_a_disk_is_asked_for_once(client: Client, image: str) -> None:
+    asked = api.WindowsContainerResources(rootfs_size_in_bytes=1 << 30)
+    windows = api.WindowsContainerConfig(resources=asked)
+    container = await create(client, await run_sandbox(client), image, windows=windows)
+    for size, is_taken in ((1 << 30, True), (2 << 30, False)):
+        change = api.WindowsContainerResources(
+            rootfs_size_in_bytes=size, memory_limit_in_bytes=size
+        )
+        request = api.UpdateContainerResourcesRequest(container_id=container, windows=change)
+        if is_taken:
+            await client.call("UpdateContainerResources", request)
+        else:
+            with pytest.raises(RemoteError, match="cannot be given") as caught:
+                await client.call("UpdateContainerResources", request)
+            assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
+        seen = (await status(client, container)).resources.windows
+        assert (seen.rootfs_size_in_bytes, seen.memory_limit_in_bytes) == (1 << 30, 1 << 30)
+
+
 async def test_a_client_on_linux_changes_what_windows_has_too(client: Client, image: str) -> None:
     container = await create(client, await run_sandbox(client), image)
 

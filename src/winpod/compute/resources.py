@@ -36,8 +36,15 @@ class Asked:
     def updated(self, change: Asked) -> Asked:
         """A zero leaves a value as it is; another way to limit the CPU takes the place of the old.
 
-        So a limit can be changed and never removed, as on Windows.
+        So a limit can be changed and never removed, as on Windows. A disk keeps its size.
         """
+        if change.rootfs_bytes not in (0, self.rootfs_bytes):
+            present = f"{self.rootfs_bytes} bytes" if self.rootfs_bytes else "the usual size"
+            raise InvalidInput(
+                f"the disk of a container that is there has {present}, and cannot be given "
+                f"{change.rootfs_bytes} bytes.",
+                "Ask for it when the container is created.",
+            )
         given = {name: value for name in _FIELDS if (value := getattr(change, name))}
         if any(name in given for name in _CPU_FIELDS):
             given = dict.fromkeys(_CPU_FIELDS, 0) | given
