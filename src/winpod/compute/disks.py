@@ -37,9 +37,21 @@ def make_disk(folder: Path, size: int, owner: int) -> None:
 def size_that_fits(folder: Path) -> int:
     """The usual size, or what the machine has left: who fills a disk that promises more, loses
     what he wrote last, and hears of it only if he asks."""
+    return max(min(DEFAULT_SIZE, _left(folder) - RESERVE), SMALLEST)
+
+
+def fits(folder: Path, size: int | None) -> bool:
+    """Whether a disk on which nothing is yet has the size that is asked for, or promises no more
+    than the machine still has; half of the reserve is for what others wrote since it was made."""
+    present = (folder / "disk.img").stat().st_size
+    if size:
+        return present == max(size, SMALLEST)
+    return present <= max(_left(folder) - RESERVE // 2, SMALLEST)
+
+
+def _left(folder: Path) -> int:
     status = os.statvfs(folder)
-    left = status.f_bavail * status.f_frsize - RESERVE
-    return max(min(DEFAULT_SIZE, left), SMALLEST)
+    return status.f_bavail * status.f_frsize
 
 
 def mount_disk(folder: Path) -> None:

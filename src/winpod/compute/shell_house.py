@@ -62,7 +62,7 @@ class ShellHouse:
 
     def describe(self) -> dict[str, object]:
         warm = {"wanted": self._shells.wanted, "waiting": len(self._shells.waiting)}
-        return {"warm_shells": warm}
+        return {"warm_shells": warm, "user_namespaces": self._shells.with_users}
 
     def trouble(self) -> str:
         missing = [f"{name} (package {of})" for name, of in _NEEDED.items() if not which(name)]
@@ -107,10 +107,11 @@ class ShellHouse:
     async def begin(self, asked: ContainerParts, sandbox: Path, place: Path) -> Room:
         """The shell that the sandbox has, for the first who can use it, else a new one."""
         waiting = sandbox / "shell"
-        size = asked.plan.limits.rootfs_bytes or disks.DEFAULT_SIZE
-        if asked.plan.user == ADMINISTRATOR and size == disks.DEFAULT_SIZE:
+        size = asked.plan.limits.rootfs_bytes
+        if asked.plan.user == ADMINISTRATOR:
             await self._ahead.until_there(waiting)
             if Room(waiting).is_whole:
+                await self._shells.give_disk(Room(waiting), size)
                 waiting.rename(place)
                 return Room(place)
         return await self._shells.begin(place, asked.plan.user, self._netns(sandbox.name), size)
@@ -175,9 +176,9 @@ def is_limited(plan: Plan) -> bool:
 
 
 def _limit(room: Room, limits: Enforced) -> None:
+    cgroups.set_limits(room.id, limits, disks.device_of(room.folder))
     if limits.disk_bytes_per_second or limits.disk_operations_per_second:
         disks.write_at_once(room.folder)
-    cgroups.set_limits(room.id, limits, disks.device_of(room.folder))
 
 
 def _usage(room: Room) -> Usage:

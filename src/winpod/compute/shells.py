@@ -80,9 +80,13 @@ class Room:
     def mark_whole(self) -> None:
         (self.folder / "whole").touch()
 
+    def mark_unfinished(self) -> None:
+        (self.folder / "whole").unlink()
+
 
 class Shells:
-    """`warm` is how many wait ahead of time, for the administrator and with the usual disk.
+    """`warm` is how many wait ahead of time, for the administrator and with the usual disk;
+    `with_users` tells that each has users of its own, who are nobody on the machine.
 
     A boot keeps a processor busy most of its time, so two are under way for each processor: of
     many that are asked for at once, the first are there early, and none is so slow that it fails.
@@ -99,9 +103,9 @@ class Shells:
         self._turns = asyncio.Semaphore(AT_ONCE * len(os.sched_getaffinity(0)))
         self._booting: dict[str, asyncio.Task[bool]] = {}
         wait_for_orphans(root, _ORPHANS, BOOT_SECONDS)
-        self._with_users = has_user_namespaces(root)
+        self.with_users = has_user_namespaces(root)
         self._rootfs, self._within_reach = base.rootfs, list[str]()
-        if self._with_users:
+        if self.with_users:
             self._rootfs, self._within_reach = within_reach(base.rootfs)
         self._ranges = {room.first_id // IDS for room in self._rooms()}
 
@@ -156,7 +160,7 @@ class Shells:
             folder = self._root / "warm" / secrets.token_hex(4)
             try:
                 self._ready.append(await self.boot(folder))
-            except WinpodError as error:
+            except (WinpodError, OSError) as error:
                 _log.warning("a shell could not be booted ahead of time: %s", error)
                 return
 
@@ -175,10 +179,11 @@ class Shells:
         folder: Path,
         user: User = ADMINISTRATOR,
         netns: Path | None = None,
-        disk_bytes: int = disks.DEFAULT_SIZE,
+        disk_bytes: int | None = None,
     ) -> Room:
         """A shell that can be furnished and asked for programs, while its Windows still boots.
 
+        Its disk has the usual size, or what the machine has left of it, where none is given.
         Where that fails, nothing is left.
         """
         await self._turns.acquire()
@@ -201,9 +206,20 @@ class Shells:
         if not answers:
             raise ShellFailed(_tail(room.folder / "shell.log"))
 
-    async def _make(self, folder: Path, user: User, netns: Path | None, disk_bytes: int) -> Room:
+    async def give_disk(self, room: Room, disk_bytes: int | None) -> None:
+        """One that waited has a disk from a time when more may have been left, and nobody known.
+
+        Nothing is on it, so one that does not fit is made anew.
+        """
+        if not disks.fits(room.folder, disk_bytes):
+            await to_its_end(asyncio.to_thread(_replace_disk, room, disk_bytes))
+
+    async def _make(
+        self, folder: Path, user: User, netns: Path | None, disk_bytes: int | None
+    ) -> Room:
         room = await asyncio.to_thread(self._prepare, folder, user, netns)
-        disk = asyncio.to_thread(disks.make_disk, folder, disk_bytes, room.first_id)
+        size = disk_bytes or disks.size_that_fits(folder)
+        disk = asyncio.to_thread(disks.make_disk, folder, size, room.first_id)
         outcomes = await asyncio.gather(self._run(room), disk, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -213,7 +229,7 @@ class Shells:
 
     def _prepare(self, folder: Path, user: User, netns: Path | None) -> Room:
         (folder / "run").mkdir(parents=True)
-        first_id = self._claim_range() * IDS if self._with_users else 0
+        first_id = self._claim_range() * IDS if self.with_users else 0
         id_ = f"winpod-{secrets.token_hex(8)}"
         (folder / "id").write_text(id_)
         (folder / "first_id").write_text(str(first_id))
@@ -295,6 +311,14 @@ class Shells:
 
     def _runc(self, *arguments: str) -> list[str]:
         return ["runc", "--root", str(self._root / "runc"), *arguments]
+
+
+def _replace_disk(room: Room, disk_bytes: int | None) -> None:
+    room.mark_unfinished()
+    disks.remove_disk(room.folder)
+    size = disk_bytes or disks.size_that_fits(room.folder)
+    disks.make_disk(room.folder, size, room.first_id)
+    room.mark_whole()
 
 
 async def _answer_of(room: Room) -> bool:
