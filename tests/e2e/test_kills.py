@@ -1,7 +1,8 @@
-"""kill -9, at every step of every call: nothing is lost, doubled, or left half-made.
+"""kill -9, all along every call: nothing is lost, doubled, or left half-made.
 
-A runtime dies at one effect of a call after the other; the next one is asked what there is, and
-what it says must be true.
+A runtime dies at an effect of a call, another one at a later effect: at `DEATHS` of them, evenly
+spread from the first on, or at all where there are no more. The next one is asked what there is,
+and what it says must be true.
 """
 
 import asyncio
