@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from winpod.cri.rpc import RemoteError
 from winpod.images.base import Base
 
 RUNNING, EXITED = api.CONTAINER_RUNNING, api.CONTAINER_EXITED
+DISK_FULL = 112
 
 
 @pytest.fixture
@@ -121,17 +122,32 @@ def filled(folder: Path) -> Iterator[None]:
         ballast.unlink()
 
 
-@pytest.fixture
-async def small(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
-    """A runtime whose root is on a disk of its own, and a small one."""
+@asynccontextmanager
+async def runtime_on_a_disk_of(
+    size: str, base: Base, tmp_path: Path
+) -> AsyncIterator[RuntimeProcess]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk))
+    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk))
     try:
         async with RuntimeProcess.running(disk, base) as machine:
             yield machine
     finally:
         run("umount", "--lazy", str(disk))
+
+
+@pytest.fixture
+async def small(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    """A runtime whose root is on a disk of its own, and a small one."""
+    async with runtime_on_a_disk_of("64m", base, tmp_path) as machine:
+        yield machine
+
+
+@pytest.fixture
+async def modest(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    """One with room for a container that writes, and for little more."""
+    async with runtime_on_a_disk_of("256m", base, tmp_path) as machine:
+        yield machine
 
 
 async def run_pods_for_ever(runtime: RuntimeProcess) -> None:
@@ -162,6 +178,19 @@ async def test_a_full_disk_is_a_sentence_and_with_room_again_all_works(
     await works(small)
     await small.restart()
     assert (await small.status(container)).state == RUNNING
+
+
+async def test_who_writes_all_that_the_machine_has_left_leaves_room_for_others(
+    modest: RuntimeProcess,
+) -> None:
+    container = await modest.begin(await modest.run_pod(), "disk")
+    seen = await modest.until_exited(container)
+    assert seen.exit_code == 0
+    error, written = re.findall(r"error (\d+) after (\d+) MiB", modest.said())[0]
+    assert int(error) == DISK_FULL
+    assert int(written) >= 64
+    assert shutil.disk_usage(modest.folder).free >= 16 << 20
+    await works(modest)
 
 
 async def test_a_start_on_a_full_disk_says_so_or_works(small: RuntimeProcess) -> None:
@@ -275,15 +304,12 @@ async def test_a_container_whose_folder_was_deleted_can_be_removed(runtime: Runt
     assert runtime.leftovers() == {}
 
 
-@pytest.mark.parametrize("also_del", [False, True], ids=["ADD fails", "ADD and DEL fail"])
-async def test_cni_that_fails_half_way_leaves_nothing(
-    runtime: RuntimeProcess, tmp_path: Path, also_del: bool
-) -> None:
+async def add_plugin_that_fails(runtime: RuntimeProcess, place: Path, *commands: str) -> Path:
+    """It fails at these commands while the file is there that is named."""
     await runtime.end()
-    broken = tmp_path / "broken"
-    plugins, fails = tmp_path / "plugins", tmp_path / "plugins/fails"
+    broken = place / "broken"
+    plugins, fails = place / "plugins", place / "plugins/fails"
     plugins.mkdir()
-    commands = ["ADD", "DEL"] if also_del else ["ADD"]
     fails.write_text(
         f"#!{sys.executable}\n"
         "import json, os, pathlib, sys\n"
@@ -302,6 +328,14 @@ async def test_cni_that_fails_half_way_leaves_nothing(
     with runtime.config.open("a") as config:
         config.write(f'[network]\nplugins = ["{plugins}", "/usr/lib/cni", "/opt/cni/bin"]\n')
     await runtime.start()
+    return broken
+
+
+@pytest.mark.parametrize("commands", [("ADD",), ("ADD", "DEL")], ids=["add", "add and del"])
+async def test_cni_that_fails_half_way_leaves_nothing(
+    runtime: RuntimeProcess, tmp_path: Path, commands: tuple[str, ...]
+) -> None:
+    broken = await add_plugin_that_fails(runtime, tmp_path, *commands)
     broken.touch()
     request = api.RunPodSandboxRequest(
         config=api.PodSandboxConfig(metadata=api.PodSandboxMetadata(name="pod", uid="1"))
@@ -309,6 +343,28 @@ async def test_cni_that_fails_half_way_leaves_nothing(
     assert "it is so wanted" in await refused(runtime, request)
     assert {pod.state for pod in await runtime.pods()} <= {api.SANDBOX_NOTREADY}
     broken.unlink()
+    await runtime.remove_all()
+    assert runtime.leftovers() == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["asked again", "after a restart"])
+async def test_a_pod_that_cni_does_not_let_go_has_stopped_and_goes_later(
+    runtime: RuntimeProcess, tmp_path: Path, restarted: bool
+) -> None:
+    broken = await add_plugin_that_fails(runtime, tmp_path, "DEL")
+    pod = await runtime.run_pod()
+    container = await runtime.begin(pod, "sleep")
+    broken.touch()
+    stop = api.StopPodSandboxRequest(pod_sandbox_id=pod)
+    assert "it is so wanted" in await refused(runtime, stop)
+    assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
+    assert (await runtime.status(container)).state == EXITED
+    broken.unlink()
+    if restarted:
+        await runtime.restart()
+    else:
+        await runtime.stop_pod(pod)
+    assert runtime.leftovers("sandboxes", "namespaces", "leases", "links", "processes") == {}
     await runtime.remove_all()
     assert runtime.leftovers() == {}
 
