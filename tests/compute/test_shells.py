@@ -11,7 +11,6 @@ import pytest
 
 from tests.e2e.waiting import eventually
 from winpod.compute import disks, shells
-from winpod.compute.errors import DiskFailed
 from winpod.compute.shell_house import ShellHouse
 from winpod.compute.shells import Room, Shells
 from winpod.images.base import Base
@@ -56,7 +55,6 @@ def waiting(small: Path) -> Iterator[Room]:
     room = Room(folder)
     (folder / "first_id").write_text("7")
     disks.make_disk(folder, disks.size_that_fits(folder), 7)
-    room.mark_whole()
     yield room
     disks.remove_disk(folder)
 
@@ -65,10 +63,10 @@ def size_of(room: Room) -> int:
     return (room.folder / "disk.img").stat().st_size
 
 
-def is_empty_and_whole(room: Room) -> bool:
+def is_empty_and_mounted(room: Room) -> bool:
     owners = {(room.folder / "disk" / name).stat().st_uid for name in ("upper", "work")}
     mounted = os.path.ismount(room.folder / "disk")
-    return mounted and owners == {room.first_id} and (room.folder / "whole").exists()
+    return mounted and owners == {room.first_id}
 
 
 async def test_a_full_disk_ends_no_runtime_that_boots_shells_ahead_of_time(
@@ -94,7 +92,7 @@ async def test_the_usual_disk_promises_no_more_than_the_machine_has_left(
     leave(small, disks.RESERVE + 100 * MIB)
     await pool.give_disk(waiting, None)
     assert 90 * MIB < size_of(waiting) < 101 * MIB
-    assert is_empty_and_whole(waiting)
+    assert is_empty_and_mounted(waiting)
 
 
 async def test_a_disk_that_was_asked_for_has_that_size_whatever_is_left(
@@ -104,17 +102,7 @@ async def test_a_disk_that_was_asked_for_has_that_size_whatever_is_left(
     for size in (512 * MIB, 32 * MIB):
         await pool.give_disk(waiting, size)
         assert size_of(waiting) == size
-        assert is_empty_and_whole(waiting)
-
-
-async def test_a_shell_whose_disk_is_lost_on_the_way_is_nobodys(
-    small: Path, base: Base, waiting: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Shells(small, base, HOST)
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(DiskFailed, match=r"no mkfs\.ext4"):
-        await pool.give_disk(waiting, 32 * MIB)
-    assert not (waiting.folder / "whole").exists()
+        assert is_empty_and_mounted(waiting)
 
 
 @pytest.mark.parametrize("has_users", [True, False])

@@ -127,6 +127,22 @@ async def test_who_fills_the_disk_fills_its_own(runtime: RuntimeProcess) -> None
     assert image.stat().st_blocks * 512 <= 64 << 20
 
 
+async def test_who_asks_for_disks_at_once_has_each_of_its_size(runtime: RuntimeProcess) -> None:
+    """Of a pod whose one shell was booted before anybody asked."""
+    pod, sizes = (
+        await runtime.run_pod(),
+        {name: (32 + 16 * n) << 20 for n, name in enumerate("abc")},
+    )
+    containers = await asyncio.gather(
+        *(
+            runtime.begin(pod, "sleep", name=name, windows=windows(rootfs_size_in_bytes=size))
+            for name, size in sizes.items()
+        )
+    )
+    images = [runtime.folder_of(container) / "shell/disk.img" for container in containers]
+    assert [size_of(image) for image in images] == list(sizes.values())
+
+
 async def test_who_floods_the_log_is_written_down_and_slowed_down(runtime: RuntimeProcess) -> None:
     limited = windows(cpu_count=1)
     container = await runtime.begin(await runtime.run_pod(), "flood", windows=limited)

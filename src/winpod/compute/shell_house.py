@@ -111,8 +111,8 @@ class ShellHouse:
         if asked.plan.user == ADMINISTRATOR:
             await self._ahead.until_there(waiting)
             if Room(waiting).is_whole:
-                await self._shells.give_disk(Room(waiting), size)
-                waiting.rename(place)
+                waiting.rename(place)  # at once: another container may have waited too
+                await self._shells.give_disk(Room(place), size)
                 return Room(place)
         return await self._shells.begin(place, asked.plan.user, self._netns(sandbox.name), size)
 

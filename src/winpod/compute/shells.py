@@ -80,9 +80,6 @@ class Room:
     def mark_whole(self) -> None:
         (self.folder / "whole").touch()
 
-    def mark_unfinished(self) -> None:
-        (self.folder / "whole").unlink()
-
 
 class Shells:
     """`warm` is how many wait ahead of time, for the administrator and with the usual disk;
@@ -314,11 +311,9 @@ class Shells:
 
 
 def _replace_disk(room: Room, disk_bytes: int | None) -> None:
-    room.mark_unfinished()
     disks.remove_disk(room.folder)
     size = disk_bytes or disks.size_that_fits(room.folder)
     disks.make_disk(room.folder, size, room.first_id)
-    room.mark_whole()
 
 
 async def _answer_of(room: Room) -> bool:
