@@ -1,6 +1,6 @@
 """The controllers of play, driven round by round: what they make is made ready, as a node does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -25,10 +25,12 @@ class Round:
         self.now = NOW
         self.pods: dict[str, v1.Pod] = {}
         self.last = Steps()
+        self.status: Mapping[str, Any] = {}
 
     def step(self) -> Steps:
-        around = Around(self.now, taken=list(self.pods), nodes=self.nodes)
+        around = Around(self.now, taken=list(self.pods), nodes=self.nodes, status=self.status)
         self.last = next_for(self.document, list(self.pods.values()), around)
+        self.status = self.last.status or {}
         for pod in self.last.delete:
             del self.pods[name_of(pod)]
         for pod in self.last.create:
@@ -39,7 +41,9 @@ class Round:
             self.pods[name_of(pod)] = pod
         return self.last
 
-    def make(self, *names: str, phase: str = "Running", ready: bool = True) -> None:
+    def make(
+        self, *names: str, phase: str = "Running", ready: bool = True, restarts: int = 0
+    ) -> None:
         for name in names or self.pods:
             conditions = [
                 v1.PodCondition(
@@ -52,7 +56,7 @@ class Round:
                 image="app",
                 imageID="",
                 ready=ready,
-                restartCount=0,
+                restartCount=restarts,
                 state=v1.ContainerState(terminated=ended if phase == "Failed" else None),
             )
             self.pods[name].status = v1.PodStatus(
@@ -233,6 +237,42 @@ def test_a_job_waits_longer_after_each_failure_and_gives_up() -> None:
         "Failed",
         "BackoffLimitExceeded",
     )
+
+
+def test_a_job_past_its_deadline_has_failed_for_good() -> None:
+    played = Round(workload("Job", activeDeadlineSeconds=60))
+    played.step()
+    played.make()
+    played.now = NOW + timedelta(seconds=60)
+    played.step()
+    assert (played.status["condition"], played.status["reason"]) == ("Failed", "DeadlineExceeded")
+    assert not played.pods
+    assert not played.step().create
+    assert played.status["reason"] == "DeadlineExceeded"
+
+
+def test_a_job_whose_pod_restarted_too_often_has_failed_for_good() -> None:
+    job = workload("Job", backoffLimit=2)
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    played = Round(job)
+    played.step()
+    played.make(restarts=2)
+    assert not played.step().delete
+    played.make(restarts=3)
+    played.step()
+    assert not played.pods
+    assert not played.step().create
+    assert played.status["reason"] == "BackoffLimitExceeded"
+
+
+def test_a_job_that_is_complete_stays_so_without_its_pods() -> None:
+    played = Round(workload("Job"))
+    played.step()
+    played.make(phase="Succeeded")
+    played.step()
+    played.pods.clear()
+    assert not played.step().create
+    assert (played.status["condition"], played.status["succeeded"]) == ("Complete", 1)
 
 
 def test_an_indexed_job_tells_each_pod_its_number() -> None:

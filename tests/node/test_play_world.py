@@ -192,19 +192,47 @@ async def test_a_process_that_comes_after_goes_on_with_the_same_pods(
         assert {name: one["uid"] for name, one in played.pods().items()} == before
 
 
-async def test_a_job_runs_to_its_end(tmp_path: Path, layout: Path) -> None:
-    containers = [{"name": "app", "image": WEB, "command": ["simulate", "0", "0.1"]}]
-    template = {"spec": {"containers": containers, "restartPolicy": "Never"}}
-    job = {
+def job(*command: str, **spec: Any) -> dict[str, Any]:
+    containers = [{"name": "app", "image": WEB, "command": [*command]}]
+    inner = {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+    return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "once"},
-        "spec": {"completions": 2, "template": template},
+        "spec": {"template": {"spec": inner}, **spec},
     }
+
+
+def condition_of_job(played: Playing) -> str:
+    status = played.world.workloads.statuses.get(Key("Job", "default", "once"), {})
+    return str(status.get("condition", ""))
+
+
+async def test_a_job_runs_to_its_end(tmp_path: Path, layout: Path) -> None:
     async with playing(tmp_path, layout) as played:
-        await played.apply(job)
-        key = Key("Job", "default", "once")
-        await played.until(
-            lambda _: played.world.workloads.statuses.get(key, {}).get("condition") == "Complete"
-        )
+        await played.apply(job("simulate", "0", "0.1", completions=2))
+        await played.until(lambda _: condition_of_job(played) == "Complete")
         assert [one["state"] for one in played.pods().values()] == ["Completed", "Completed"]
+
+
+async def test_a_job_that_failed_is_not_begun_again_by_the_next_process_either(
+    tmp_path: Path, layout: Path
+) -> None:
+    endless = job("serve", activeDeadlineSeconds=1)
+    async with playing(tmp_path, layout) as played:
+        await played.apply(endless)
+        await played.until(lambda pods: condition_of_job(played) == "Failed" and not pods)
+        told = whole(played.world, Key("Job", "default", "once"))
+        assert told is not None
+        reasons = [event["reason"] for event in told["events"]]
+        assert sorted(reasons) == ["DeadlineExceeded", "SuccessfulCreate", "SuccessfulDelete"]
+    async with playing(tmp_path, layout) as played:
+        await played.until(lambda _: condition_of_job(played) == "Failed")
+        changed = {**endless, "spec": {**endless["spec"], "activeDeadlineSeconds": 2}}
+        await played.apply(changed)
+        async with played.world._turn:
+            await played.world._round()
+        assert (condition_of_job(played), played.pods()) == ("Failed", {})
+        await played.world.delete([Key("Job", "default", "once")], volumes=False)
+        await played.apply(endless)
+        await played.until(all_ready(1))

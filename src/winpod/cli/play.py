@@ -16,7 +16,7 @@ import typer
 
 from winpod.cli.options import Format, Output, Root
 from winpod.cli.play_images import bring_images
-from winpod.cli.play_table import print_played
+from winpod.cli.play_table import failed_workloads, print_played
 from winpod.cli.play_wait import WAIT_SECONDS, until_settled
 from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.cri.config import Config, read_config
@@ -195,7 +195,8 @@ async def _apply(
         print(json.dumps({"changes": _changes(told), **state}, indent=2))
     else:
         print_played(state)
-    return all(pod["isReady"] or pod["phase"] == "Succeeded" for pod in state["pods"])
+    good = all(pod["isReady"] or pod["phase"] == "Succeeded" for pod in state["pods"])
+    return good and not failed_workloads(state)
 
 
 async def _remove(client: PlayClient, keys: set[Key]) -> None:

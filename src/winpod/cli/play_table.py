@@ -14,10 +14,12 @@ _COLUMNS = ("pod", "node", "build", "handler", "image", "ip", "ready", "state", 
 
 def print_played(state: dict[str, Any]) -> None:
     pods = state["pods"]
-    if not pods:
+    if pods:
+        print_table(_COLUMNS, [_row(pod) for pod in pods])
+    else:
         print("No pods.")
-        return
-    print_table(_COLUMNS, [_row(pod) for pod in pods])
+    for one in failed_workloads(state):
+        print(f"{one['kind'].lower()}/{one['name']}: {one['reason']}: {one['message']}")
     for line in (*_waiting(pods), *_troubles(pods)):
         print(line)
     for service in state["services"]:
@@ -26,6 +28,11 @@ def print_played(state: dict[str, Any]) -> None:
                 print(f"service {service['name']} is at http://{_local(place)}")
     for trouble in state["troubles"]:
         print(f"warning: {trouble}")
+
+
+def failed_workloads(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Jobs that gave up, whose pods may be gone."""
+    return [one for one in state["workloads"] if one.get("condition") == "Failed"]
 
 
 def _row(pod: dict[str, Any]) -> Sequence[str]:

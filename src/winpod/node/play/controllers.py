@@ -25,7 +25,8 @@ KINDS = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "CronJob", "Job
 class Around:
     """What a controller looks at beside its object and the object's pods.
 
-    `nodes` are those that a DaemonSet runs on; `jobs` and `statuses` are a CronJob's.
+    `nodes` are those that a DaemonSet runs on; `jobs` and `statuses` are a CronJob's. `status` is
+    what was written down of the object itself.
     """
 
     now: datetime
@@ -49,13 +50,14 @@ def next_for(document: Document, pods: Sequence[v1.Pod], around: Around) -> Step
             daemons = typed(apps_v1.DaemonSet, document)
             return next_for_daemon_set(daemons, pods, around.nodes, around.taken)
         case "Job":
-            return next_for_job(typed(batch_v1.Job, document), pods, around.taken, around.now)
+            job = typed(batch_v1.Job, _without_status(document))
+            return next_for_job(job, pods, around.taken, around.now, around.status)
         case _:
             last = around.status.get("lastScheduleTime")
             created = last or document["metadata"]["creationTimestamp"]
             return next_for_cron_job(
                 typed(batch_v1.CronJob, _without_status(document)),
-                [typed(batch_v1.Job, job) for job in around.jobs],
+                [typed(batch_v1.Job, _without_status(job)) for job in around.jobs],
                 around.statuses,
                 datetime.fromisoformat(created.replace("Z", "+00:00")),
                 around.now,

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from lightkube.models import batch_v1
 from lightkube.models.meta_v1 import ObjectMeta
 
+from winpod.node.play.jobs import is_finished
 from winpod.node.play.templates import Steps, reference_to
 from winpod.windows.errors import InvalidInput
 
@@ -175,8 +176,8 @@ def _latest_due(schedule: Schedule, last: datetime, now: datetime) -> datetime |
 
 def _condition(job: batch_v1.Job, statuses: Mapping[str, Mapping[str, Any]]) -> str:
     name = (job.metadata.name if job.metadata else "") or ""
-    condition = statuses.get(name, {}).get("condition", "")
-    return condition if condition in ("Complete", "Failed") else ""
+    status = statuses.get(name, {})
+    return str(status["condition"]) if is_finished(status) else ""
 
 
 def _too_old(

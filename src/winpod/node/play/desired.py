@@ -20,6 +20,9 @@ from winpod.windows.errors import InvalidInput
 
 CLAIM, VOLUME = "PersistentVolumeClaim", "PersistentVolume"
 
+_WITH_STATUS = ("Job", "CronJob", CLAIM)
+"""Whose status is written down, and stays when the object is changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -76,6 +79,8 @@ class Desired:
             return Change(key, "created")
         if before.document["metadata"].get("ownerReferences"):
             raise InvalidInput(
+        if made["kind"] in _WITH_STATUS and "status" in old:
+            made["status"] = old["status"]
                 f"{key} is there already, and belongs to a workload.", "Give it another name."
             )
         pod = self._pods.get(before.document["metadata"]["uid"])

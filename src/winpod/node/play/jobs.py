@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from lightkube.models import batch_v1
 from lightkube.models import core_v1 as v1
@@ -20,19 +21,32 @@ from winpod.node.play.templates import (
 from winpod.node.requests import metadata_of
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+FINISHED = ("Complete", "Failed")
 NAME_LABEL = "batch.kubernetes.io/job-name"
 _FIRST_WAIT, _LONGEST_WAIT = 10, 600
 _FAILURES = 6
 
 
+def is_finished(status: Mapping[str, Any]) -> bool:
+    return status.get("condition") in FINISHED
+
+
 def next_for_job(
-    job: batch_v1.Job, pods: Sequence[v1.Pod], taken: Iterable[str], now: datetime
+    job: batch_v1.Job,
+    pods: Sequence[v1.Pod],
+    taken: Iterable[str],
+    now: datetime,
+    before: Mapping[str, Any],
 ) -> Steps:
+    """`before` is the status that was written down: a job that has finished does not begin again,
+    whatever became of its pods."""
     spec = job.spec
     if spec is None or job.metadata is None:
         return Steps()
-    parallelism = 1 if spec.parallelism is None else spec.parallelism
     active = [pod for pod in pods if is_active(pod)]
+    if is_finished(before):
+        return Steps(delete=tuple(active), status=before)
+    parallelism = 1 if spec.parallelism is None else spec.parallelism
     good = [pod for pod in pods if phase(pod) == "Succeeded"]
     bad = [pod for pod in pods if phase(pod) == "Failed"]
     done = _done(spec, good)
@@ -45,9 +59,9 @@ def next_for_job(
     }
     begun = min((t for pod in pods if (t := _created(pod))), default=None)
     if reason := _failure(spec, pods, bad, begun, now):
-        return Steps(delete=tuple(active), status={**status, "condition": "Failed", **reason})
+        return Steps(delete=tuple(active), status=_ended(status, "Failed") | reason)
     if _is_complete(spec, done, good, active):
-        return Steps(delete=tuple(active), status={**status, "condition": "Complete"})
+        return Steps(delete=tuple(active), status=_ended(status, "Complete"))
     if spec.suspend:
         return Steps(delete=tuple(active), status={**status, "condition": "Suspended"})
     ready_at = _ready_after(bad)
@@ -61,6 +75,11 @@ def next_for_job(
         wanted = 0
     created = _create(job, spec, pods, wanted - len(active), set(taken))
     return Steps(create=tuple(created), status=status, again_at=deadline)
+
+
+def _ended(status: Mapping[str, Any], condition: str) -> dict[str, Any]:
+    """Pods that still run are ended with the job."""
+    return {**status, "active": 0, "ready": 0, "condition": condition}
 
 
 def _create(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from winpod.node.play import controllers
 from winpod.node.play.desired import Desired
 from winpod.node.play.events import Events
+from winpod.node.play.jobs import is_finished
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.places import Places
 from winpod.node.play.pods import Pods
@@ -19,7 +20,10 @@ from winpod.windows.errors import InvalidInput
 
 
 class Workloads:
-    """`statuses` are theirs as they were told last; `again_at` is when one has something to do."""
+    """`statuses` are theirs as they were told last; `again_at` is when one has something to do.
+
+    What cannot be told from pods is written down: when a CronJob was due, and how a Job finished.
+    """
 
     def __init__(
         self,
@@ -61,13 +65,14 @@ class Workloads:
 
     async def _step(self, document: Document) -> None:
         key, uid = key_of(document), document["metadata"]["uid"]
+        jobs = [job for job in self._records.of_kind("Job") if _is_owned(job, uid)]
         around = controllers.Around(
             now=datetime.now(UTC),
             taken=[name_of(pod) for pod in self._pods.all()],
             nodes=await self._places.daemon_nodes(document) if key.kind == "DaemonSet" else (),
-            jobs=[job for job in self._records.of_kind("Job") if _is_owned(job, uid)],
-            statuses={k.name: s for k, s in self.statuses.items() if k.kind == "Job"},
-            status=self.statuses.get(key) or document.get("status") or {},
+            jobs=jobs,
+            statuses={key_of(job).name: job.get("status") or {} for job in jobs},
+            status=document.get("status") or {},
         )
         try:
             steps = controllers.next_for(document, self._pods.of_owner(uid), around)
@@ -77,11 +82,14 @@ class Workloads:
         self._take(key, document, steps)
 
     def _take(self, key: Key, document: Document, steps: Steps) -> None:
-        self.statuses[key] = dict(steps.status or {})
-        if key.kind == "CronJob" and document.get("status") != steps.status:
+        status = dict(steps.status or {})
+        self.statuses[key] = status
+        is_lasting = key.kind == "CronJob" or (key.kind == "Job" and is_finished(status))
+        if is_lasting and document.get("status") != status:
             kept = self._records.get(key)
-            status = {"status": dict(steps.status or {})}
-            self._records.put(key, Kept({**document, **status}, kept.applied if kept else None))
+            told = {**document, "status": status}
+            self._records.put(key, Kept(told, kept.applied if kept else None))
+            self._tell_end(key, status)
         self.again_at = soonest(self.again_at, steps.again_at)
         for claim in steps.claims:
             self._desired.add_claim(claim.to_dict())
@@ -101,6 +109,16 @@ class Workloads:
             text = f"Created pod: {name_of(pod)}"
             self._events.tell(key, "Normal", "SuccessfulCreate", text)
             self._pods.add(self._desired.made(pod.to_dict()), None)
+
+    def _tell_end(self, key: Key, status: Mapping[str, Any]) -> None:
+        """Of a job, once; its CronJob may have been waiting for it."""
+        if key.kind != "Job":
+            return
+        self._changed()
+        if status["condition"] == "Failed":
+            self._events.tell(key, "Warning", status["reason"], status["message"])
+        else:
+            self._events.tell(key, "Normal", "Completed", "Job completed")
 
 
 def _is_owned(document: Document, uid: str) -> bool:
