@@ -158,6 +158,56 @@ async def test_what_is_applied_again_changes_only_what_is_different(
             await played.apply(pod(owned))
 
 
+def config_map(name: str, **data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+async def test_what_is_refused_changes_nothing_and_is_in_nobodys_way(
+    tmp_path: Path, layout: Path
+) -> None:
+    async with playing(tmp_path, layout) as played:
+        await played.apply(deployment(1), nodes=("2022:web",))
+        await played.until(all_ready(1))
+        owned = next(iter(played.pods()))
+        keys = played.world.records.keys()
+        before = [played.world.records.get(key) for key in keys]
+        new = [check(one, "default") for one in (config_map("new"), pod("new"))]
+        other = [parse_node("2019:web")]
+        for refused, words in (
+            (Asked(new, other, publish=["8080:web"]), "is 10.0.20348 .*, and runs"),
+            (Asked([*new, *other]), "is 10.0.20348 .*, and runs"),
+            (Asked(new, [parse_node("2019:b"), parse_node("2022:b")]), "asked for as well"),
+            (Asked([*new, check(pod(owned), "default")]), "belongs to a workload"),
+            (Asked(new, publish=["8080:web", "no"]), "not a port to publish"),
+        ):
+            for ask in (played.world.pulls, played.world.apply):
+                with pytest.raises(InvalidInput, match=words):
+                    await ask(refused)
+        assert played.world.records.keys() == keys
+        assert [played.world.records.get(key) for key in keys] == before
+        assert played.world.records.setting("publish") == []
+        assert list(played.world.fleet.nodes) == ["web"]
+        assert await played.apply(config_map("new")) == ["configmap/new created"]
+
+
+async def test_a_node_that_cannot_start_leaves_all_as_it_was(tmp_path: Path, layout: Path) -> None:
+    async with playing(tmp_path, layout) as played:
+        await played.apply(pod("one"), nodes=("2022",))
+        await played.until(all_ready(1))
+        keys = played.world.records.keys()
+        in_the_way = tmp_path / "nodes/win-2019"
+        in_the_way.touch()
+        with pytest.raises(OSError, match="win-2019"):
+            await played.apply(config_map("new"), nodes=("2019",))
+        assert played.world.records.keys() == keys
+        assert list(played.world.fleet.nodes) == ["win-2022"]
+        in_the_way.unlink()
+        assert await played.apply(config_map("new"), nodes=("2019",)) == [
+            "node/win-2019 created",
+            "configmap/new created",
+        ]
+
+
 async def test_what_is_deleted_is_gone_and_the_nodes_with_it(tmp_path: Path, layout: Path) -> None:
     claim = {
         "apiVersion": "v1",

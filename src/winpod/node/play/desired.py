@@ -39,6 +39,18 @@ class Desired:
         self._pods = pods
         self._volumes = root / "play/volumes"
 
+    def refuse(self, documents: Iterable[Document]) -> None:
+        """What cannot be written, before anything is."""
+        for document in documents:
+            key = key_of(document)
+            before = self._records.get(key)
+            if key.kind == CLAIM:
+                disk_size(document["spec"])
+            if key.kind == "Pod" and before and _is_owned(before.document):
+                raise InvalidInput(
+                    f"{key} is there already, and belongs to a workload.", "Give it another name."
+                )
+
     def write(self, document: Document) -> Change:
         key = key_of(document)
         before = self._records.get(key)
@@ -46,8 +58,6 @@ class Desired:
             return Change(key, "unchanged")
         if key.kind == "Pod":
             return self._write_pod(key, before, document)
-        if key.kind == CLAIM:
-            disk_size(document["spec"])
         self._records.put(key, Kept(self.made(document, before), document))
         if key.kind == CLAIM:
             self._bind(key)
@@ -69,6 +79,8 @@ class Desired:
             complete(made, before.document if before else None, others)
         if made["kind"] == CLAIM and (volume := old["spec"].get("volumeName")):
             made["spec"]["volumeName"] = volume
+        if made["kind"] in _WITH_STATUS and "status" in old:
+            made["status"] = old["status"]
         return made
 
     def _write_pod(self, key: Key, before: Kept | None, document: Document) -> Change:
@@ -77,12 +89,6 @@ class Desired:
         if before is None:
             self._pods.add(self.made(document), document)
             return Change(key, "created")
-        if before.document["metadata"].get("ownerReferences"):
-            raise InvalidInput(
-        if made["kind"] in _WITH_STATUS and "status" in old:
-            made["status"] = old["status"]
-                f"{key} is there already, and belongs to a workload.", "Give it another name."
-            )
         pod = self._pods.get(before.document["metadata"]["uid"])
         if pod and not is_deleted(pod) and _differs_in_images(before.applied, document):
             self._pods.change(pod, document)
@@ -151,6 +157,10 @@ class Desired:
         self._records.put(Key(VOLUME, "", name), Kept(volume))
         bound = {**kept.document, "spec": {**spec, "volumeName": name}}
         self._records.put(key, Kept({**bound, "status": {"phase": "Bound"}}, kept.applied))
+
+
+def _is_owned(document: Document) -> bool:
+    return bool(document["metadata"].get("ownerReferences"))
 
 
 def _differs_in_images(one: Document | None, other: Document) -> bool:

@@ -67,8 +67,24 @@ class Fleet:
         ]
         return [replace(facts, handlers=self.handlers_on(facts.build)) for facts in found]
 
+    def refuse(self, documents: Iterable[Document]) -> None:
+        """A node that states no build, or another one than the node of its name."""
+        builds = {name: node.facts.build for name, node in self.nodes.items()}
+        for facts in map(self._facts_alone, (d for d in documents if d["kind"] == "Node")):
+            there = builds.setdefault(facts.name, facts.build)
+            if there.base != facts.build.base:
+                how = "runs" if facts.name in self.nodes else "is asked for as well"
+                raise InvalidInput(
+                    f"The node {facts.name} is {there.describe()}, and {how}.",
+                    "Give the other one another name, as in --node 2019:other.",
+                )
+
+    def _facts_alone(self, document: Document) -> NodeFacts:
+        return facts_of(document, self._root, 1, dns="", simulated=self._simulated)
+
     async def settle(self, documents: Sequence[Document], pods: Pods) -> list[PlayNode]:
         """Those that need their pods: they are new, or began anew."""
+        self.refuse(documents)
         wanted = {facts.name: facts for facts in self.facts(documents)}
         for name in [name for name in self.nodes if name not in wanted and not pods.on(name)]:
             unwanted = self.nodes.pop(name)
@@ -78,13 +94,8 @@ class Fleet:
         for name, facts in wanted.items():
             if (node := self.nodes.get(name)) is None:
                 node = PlayNode(facts, self._place(facts), self._objects, self._reporter)
-                await node.start()
+                await _start(node)
                 self.nodes[name] = node
-            elif node.facts.build.base != facts.build.base:
-                raise InvalidInput(
-                    f"The node {name} is {node.facts.build.describe()}, and runs.",
-                    "Give the other one another name, as in --node 2019:other.",
-                )
             elif not await node.become(facts):
                 continue
             fresh.append(node)
@@ -107,6 +118,15 @@ class Fleet:
             config.hypervisor,
             shared=self._root,
         )
+
+
+async def _start(node: PlayNode) -> None:
+    """One that cannot start leaves nothing behind that a later try would run into."""
+    try:
+        await node.start()
+    except BaseException:
+        await node.stop()
+        raise
 
 
 def _discard(root: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,19 @@ class Records:
             self._kept[Key(kind, namespace, name)] = Kept(
                 json.loads(document), json.loads(applied) if applied else None
             )
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All that is written within is, or nothing of it. Nobody else may write meanwhile."""
+        before = dict(self._kept)
+        self._database.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            self._kept = before
+            raise
+        self._database.execute("COMMIT")
 
     def close(self) -> None:
         self._database.close()

@@ -92,7 +92,7 @@ class World:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._settle_nodes()
+        await self._settle_nodes(self.records.of_kind("Node"))
         self._dirty.set()
         self._task = asyncio.create_task(self._rounds())
 
@@ -112,14 +112,18 @@ class World:
         return not any(key.kind in active for key in self.records.keys())  # noqa: SIM118
 
     async def apply(self, asked: Asked) -> tuple[list[Change], list[str]]:
-        for text in asked.publish:
-            parse_publication(text)
+        """All of it or, where something is refused, nothing: what can be said no to comes first,
+        then the nodes start, and then everything is written at once."""
         async with self._turn:
-            self._remember(asked)
+            self._refuse(asked)
+            self._look_in(asked.layouts)
             nodes, notes = await self._nodes_for(asked)
             documents = in_order([*nodes, *asked.documents])
-            changes = [self.desired.write(document) for document in documents]
-            await self._settle_nodes()
+            await self._add_nodes(documents)
+            with self.records.together():
+                self._remember("publish", asked.publish)
+                self._remember("local images", asked.local)
+                changes = [self.desired.write(document) for document in documents]
             if any(c.key.kind in _WHO_PULLS and c.what != "unchanged" for c in changes):
                 self._images.forget()
             await self._refresh_volumes(changes)
@@ -129,7 +133,8 @@ class World:
     async def pulls(self, asked: Asked) -> list[Pull]:
         """The images that pods of these objects may need, for each node that they can go to."""
         async with self._turn:
-            self._remember(asked)
+            self._refuse(asked)
+            self._look_in(asked.layouts)
             nodes, _ = await self._nodes_for(asked)
             facts = self.fleet.facts([*self.records.of_kind("Node"), *nodes, *asked.documents])
             found: dict[Pull, None] = {}
@@ -152,17 +157,23 @@ class World:
         self._dirty.set()
         return changes
 
-    def _remember(self, asked: Asked) -> None:
-        """For pods that are made later on."""
-        for name, values in (
-            ("layouts", asked.layouts),
-            ("publish", asked.publish),
-            ("local images", asked.local),
-        ):
-            before = self.records.setting(name)
-            if new := [value for value in values if value not in before]:
-                self.records.set(name, [*before, *new])
-                self._images.forget()
+    def _refuse(self, asked: Asked) -> None:
+        for text in asked.publish:
+            parse_publication(text)
+        self.fleet.refuse([*asked.nodes, *asked.documents])
+        self.desired.refuse(asked.documents)
+
+    def _look_in(self, layouts: Sequence[str]) -> None:
+        if self._remember("layouts", layouts):
+            self._images.forget()
+
+    def _remember(self, name: str, values: Sequence[str]) -> bool:
+        """For pods that are made later on; whether there is something new."""
+        before = self.records.setting(name)
+        new = [value for value in values if value not in before]
+        if new:
+            self.records.set(name, [*before, *new])
+        return bool(new)
 
     async def _nodes_for(self, asked: Asked) -> tuple[list[Document], list[str]]:
         """Those that were asked for; where there are none at all, one that fits best."""
@@ -182,9 +193,19 @@ class World:
         note = f"one node, {build.describe()}, fits {fitting}; --node chooses others"
         return [node_document(build, f"win-{short}")], [note]
 
-    async def _settle_nodes(self) -> None:
+    async def _add_nodes(self, documents: Iterable[Document]) -> None:
+        """Those among these run; where one cannot start, all is as it was."""
+        before = self.records.of_kind("Node")
+        asked = [d for d in documents if d["kind"] == "Node"]
+        named = {document["metadata"]["name"]: document for document in (*before, *asked)}
+        try:
+            await self._settle_nodes(list(named.values()))
+        except BaseException:
+            await self._settle_nodes(before)
+            raise
+
+    async def _settle_nodes(self, wanted: Sequence[Document]) -> None:
         """Those that are asked for run, each with its part of the machine."""
-        wanted = self.records.of_kind("Node")
         if wanted:
             await self.publishing.start()
         for node in await self.fleet.settle(wanted, self.pods):
