@@ -8,9 +8,11 @@ import yaml
 
 from winpod.node.manifests import BadManifest
 from winpod.node.play.nodes import parse_node
-from winpod.node.play.objects import Key, key_of, kind_of_word, read_files, template_of
+from winpod.node.play.objects import KINDS, Key, key_of, kind_of_word, read_files, template_of
 from winpod.node.play.publishing import Publication, parse_publication
+from winpod.node.play.values import BY_KIND, EACH, POD, Row, check_values
 from winpod.windows.errors import InvalidInput
+from winpod.windows.reading import InvalidField
 
 DEPLOYMENT = """\
 apiVersion: apps/v1
@@ -79,6 +81,80 @@ def test_a_mistake_is_told_with_its_line(
         read(tmp_path, DEPLOYMENT.replace(old, new))
     assert f"app.yaml:{line}: " in str(told.value)
     assert sentence in str(told.value)
+
+
+CRON_JOB = """\
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  schedule: "every day"
+  jobTemplate:
+    spec:
+      template:
+        spec:
+          restartPolicy: Never
+          containers: [{name: a, image: a:1}]
+"""
+SECRET = """\
+apiVersion: v1
+kind: Secret
+metadata: {name: login}
+data:
+  user: aGVsbG8=
+  password: hunter2!
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sentence"),
+    [
+        (SECRET, 6, "data.password is not base64."),
+        (
+            SECRET.replace("Secret", "ConfigMap").replace("\ndata:", "\nbinaryData:"),
+            6,
+            "binaryData.password is not base64.",
+        ),
+        (CRON_JOB, 5, 'spec.schedule is wrong: "every day" is not a schedule. Write five fields:'),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: web}\n", 1, "spec is required."),
+        (CLASS.replace("handler: docker", "handler: ''"), 4, "handler is required."),
+    ],
+)
+def test_a_value_that_an_api_server_refuses_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int, sentence: str
+) -> None:
+    with pytest.raises(BadManifest) as told:
+        read(tmp_path, text)
+    assert f"app.yaml:{line}: {sentence}" in str(told.value)
+
+
+ROWS = [(kind.name, row) for kind in KINDS for row in BY_KIND.get(kind.name, ())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [*ROWS, *(("Pod", row) for row in POD)],
+    ids=lambda one: one if isinstance(one, str) else ".".join(map(str, one.path)),
+)
+def test_every_wrong_value_of_the_table_is_found_where_it_is(kind: str, row: Row) -> None:
+    document: Any = row.wrong
+    for part, inner in reversed([*zip(row.path, (*row.path[1:], ""), strict=True)]):
+        in_list = part == EACH and (inner != "" or row.path[-2] == "accessModes")
+        document = [document] if in_list else {"key" if part == EACH else part: document}
+    document.setdefault("spec", {})
+    with pytest.raises(InvalidField) as told:
+        check_values(kind, () if kind == "Pod" else None, document)
+    found = [str(part) for part in told.value.path]
+    places = [EACH if part in ("key", "0") else part for part in found]
+    assert places == [str(part) for part in row.path]
+
+
+def test_values_that_are_as_they_should_be_are_taken(tmp_path: Path) -> None:
+    good = CRON_JOB.replace('"every day"', '"@daily"\n  timeZone: Europe/Berlin')
+    secret = SECRET.replace("hunter2!", '"aGVs\\nbG8="')
+    rolling = "replicas: 2\n  strategy: {rollingUpdate: {maxSurge: 25%, maxUnavailable: 0}}"
+    deployment = DEPLOYMENT.replace("replicas: 2", rolling)
+    assert len(read(tmp_path, "---\n".join((good, secret, deployment)))) == 3
 
 
 def test_an_object_is_written_once(tmp_path: Path) -> None:

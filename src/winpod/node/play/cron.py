@@ -125,7 +125,7 @@ def next_for_cron_job(
     spec = owner.spec
     if spec is None or owner.metadata is None:
         return Steps()
-    zone = _zone(spec.timeZone)
+    zone = parse_zone(spec.timeZone)
     schedule = parse_schedule(spec.schedule)
     due = _latest_due(schedule, last.astimezone(zone), now)
     active = [job for job in jobs if not _condition(job, statuses)]
@@ -159,7 +159,7 @@ def next_for_cron_job(
     return Steps(jobs=(job,), remove_jobs=removed, status=status, again_at=again_at)
 
 
-def _zone(name: str | None) -> Any:
+def parse_zone(name: str | None) -> Any:
     try:
         return ZoneInfo(name) if name else UTC
     except (ZoneInfoNotFoundError, ValueError):

@@ -1,7 +1,7 @@
 """The objects that `winpod play` takes: which kinds there are, and what a manifest says, checked.
 
 An object is kept as the API's own form. A field that nobody knows is a mistake, as it is for
-kubectl, and so is a value of another type.
+kubectl, and so is a value of another type, or one that an API server refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from lightkube.models import apps_v1, batch_v1, node_v1
 from lightkube.models import core_v1 as v1
 
 from winpod.node.manifests import BadManifest, Origin, read_objects
-from winpod.windows.objects import Node, Pod
+from winpod.node.play.values import check_values
+from winpod.windows.objects import Node, Pod, RuntimeClass
 from winpod.windows.reading import At, InvalidField, Path
 
 Document: TypeAlias = dict[str, Any]
@@ -145,6 +146,9 @@ def check(obj: Any, namespace: str) -> Document:
     else:
         document["metadata"].pop("namespace", None)
     _check_types(kind, document)
+    check_values(kind.name, kind.template, document)
+    if kind.name == "RuntimeClass":
+        RuntimeClass.from_object(document)
     if kind.template is not None:
         _check_template(kind, document)
     return document
