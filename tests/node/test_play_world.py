@@ -209,14 +209,8 @@ async def test_a_node_that_cannot_start_leaves_all_as_it_was(tmp_path: Path, lay
 
 
 async def test_what_is_deleted_is_gone_and_the_nodes_with_it(tmp_path: Path, layout: Path) -> None:
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteOnce"]},
-    }
     async with playing(tmp_path, layout) as played:
-        await played.apply(claim, deployment(2))
+        await played.apply(CLAIM, deployment(2))
         await played.until(all_ready(2))
         kept = tmp_path / "play/volumes/default_data"
         assert kept.is_dir()
@@ -225,8 +219,80 @@ async def test_what_is_deleted_is_gone_and_the_nodes_with_it(tmp_path: Path, lay
         assert played.world.is_idle
         assert kept.is_dir()
         await played.world.delete(played.world.desired.everything(volumes=True), volumes=True)
+        await played.until(lambda _: played.world.is_done)
         assert not kept.exists()
         assert played.world.records.keys() == []
+
+
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data"},
+    "spec": {"accessModes": ["ReadWriteOnce"]},
+}
+CLAIMED = Key("PersistentVolumeClaim", "default", "data")
+
+
+def pod_with_claim(name: str) -> dict[str, Any]:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    return pod(name, volumes=[volume])
+
+
+async def test_a_claim_that_is_deleted_goes_with_the_last_pod_that_has_it(
+    tmp_path: Path, layout: Path
+) -> None:
+    data = tmp_path / "play/volumes/default_data"
+    async with playing(tmp_path, layout) as played:
+        await played.apply(CLAIM, pod_with_claim("one"))
+        await played.until(all_ready(1))
+        uid = played.world.records.document(CLAIMED)["metadata"]["uid"]  # type: ignore[index]
+        (data / "note").write_text("of the first")
+        told = await played.world.delete([CLAIMED], volumes=True)
+        assert [str(change) for change in told] == ["persistentvolumeclaim/data deleted"]
+    async with playing(tmp_path, layout) as played:
+        await played.until(all_ready(1))
+        assert (data / "note").exists()
+        assert state(played.world)["claims"] == [
+            {"namespace": "default", "name": "data", "state": "Terminating", "pods": ["one"]}
+        ]
+        changes = await played.apply(CLAIM, pod_with_claim("two"))
+        assert changes == ["persistentvolumeclaim/data replaced", "pod/two created"]
+        waiting = 'persistentvolumeclaim "data" is being deleted.'
+        await played.until(lambda pods: pods["two"]["trouble"] == waiting)
+        (data / "late").write_text("while it ends")
+        await played.world.delete([Key("Pod", "default", "one")], volumes=False)
+        await played.until(all_ready(1))
+        await played.until(lambda _: not played.world.claims.aside())
+        assert list(data.iterdir()) == []
+        new = played.world.records.document(CLAIMED)
+        assert new is not None
+        assert new["metadata"]["uid"] != uid
+        assert new["status"] == {"phase": "Bound"}
+
+
+async def test_what_claims_had_is_removed_by_whoever_comes_next(
+    tmp_path: Path, layout: Path
+) -> None:
+    left = tmp_path / "play/volumes/.removed/left"
+    left.mkdir(parents=True)
+    (left / "note").write_text("of a process that was killed")
+    async with playing(tmp_path, layout) as played:
+        await played.until(lambda _: not left.exists())
+
+
+async def test_secrets_and_what_claims_have_are_nobody_elses(tmp_path: Path, layout: Path) -> None:
+    play = tmp_path / "play"
+    (play / "volumes").mkdir(parents=True)
+    (play / "volumes").chmod(0o755)
+    for name in ("records.db", "records.db-wal", "records.db-shm"):
+        (play / name).touch(0o644)
+    async with playing(tmp_path, layout) as played:
+        await played.apply(CLAIM)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in play.iterdir()}
+        assert modes["volumes"] == 0o700
+        assert {mode for name, mode in modes.items() if "records" in name} == {0o600}
+        assert len([name for name in modes if "records" in name]) == 3
+        assert play.stat().st_mode & 0o055 == 0o055
 
 
 async def test_a_process_that_comes_after_goes_on_with_the_same_pods(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
 from winpod.cri.config import read_config
+from winpod.windows.errors import PermissionDenied, WinpodError
 
 _NO_PODS = (
     "Namespace",
@@ -20,8 +22,12 @@ _NO_PODS = (
 
 
 def has_pods(root: Path) -> bool:
-    """Whether something is played that runs pods, or is about to."""
-    return any(kind not in _NO_PODS for kind, _, _ in read_names(root))
+    """Whether something is played that runs pods, or is about to; where that is another user's,
+    whether somebody plays."""
+    try:
+        return any(kind not in _NO_PODS for kind, _, _ in read_names(root))
+    except PermissionDenied:
+        return (root / "play/play.sock").exists()
 
 
 def read_names(root: Path) -> list[tuple[str, str, str]]:
@@ -29,6 +35,8 @@ def read_names(root: Path) -> list[tuple[str, str, str]]:
     file = root / "play/records.db"
     if not file.exists():
         return []
+    if not os.access(file, os.R_OK):
+        raise PermissionDenied(f"What is played in {root} is another user's.", "Use sudo.")
     try:
         database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5)
         try:
@@ -52,8 +60,12 @@ def owner_named(text: str) -> str:
 
 def complete_names(incomplete: str) -> list[str]:
     """Pods by their names, and what made them by kind and name."""
+    try:
+        names = read_names(read_config().root)
+    except WinpodError:
+        return []
     found = []
-    for kind, _, name in read_names(read_config().root):
+    for kind, _, name in names:
         if kind == "Pod":
             found.append(name)
         elif kind not in _NO_PODS:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from uuid import uuid4
 
-from winpod.node.block_volumes import BLOCK, disk_size, make_disk
+from lightkube.models import core_v1 as v1
+
+from winpod.node.block_volumes import disk_size
+from winpod.node.play.claims import CLAIM, Claims, holders
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.pods import Pods
 from winpod.node.play.records import Kept, Records
 from winpod.node.play.services import complete
 from winpod.node.pods import is_deleted
 from winpod.windows.errors import InvalidInput
-
-CLAIM, VOLUME = "PersistentVolumeClaim", "PersistentVolume"
 
 _WITH_STATUS = ("Job", "CronJob", CLAIM)
 """Whose status is written down, and stays when the object is changed."""
@@ -34,10 +33,10 @@ class Change:
 
 
 class Desired:
-    def __init__(self, records: Records, pods: Pods, root: Path) -> None:
+    def __init__(self, records: Records, pods: Pods, claims: Claims) -> None:
         self._records = records
         self._pods = pods
-        self._volumes = root / "play/volumes"
+        self._claims = claims
 
     def refuse(self, documents: Iterable[Document]) -> None:
         """What cannot be written, before anything is."""
@@ -58,9 +57,11 @@ class Desired:
             return Change(key, "unchanged")
         if key.kind == "Pod":
             return self._write_pod(key, before, document)
+        if key.kind == CLAIM and self._claims.ask_again(key, document):
+            return Change(key, "replaced")
         self._records.put(key, Kept(self.made(document, before), document))
         if key.kind == CLAIM:
-            self._bind(key)
+            self._claims.bind(key)
         return Change(key, "configured" if before else "created")
 
     def made(self, document: Document, before: Kept | None = None) -> Document:
@@ -103,7 +104,18 @@ class Desired:
         key = key_of(document)
         if self._records.get(key) is None:
             self._records.put(key, Kept(self.made(document)))
-            self._bind(key)
+            self._claims.bind(key)
+        else:
+            self._claims.ask_again(key, document)
+
+    def let_claims_go(self, pods: Iterable[v1.Pod]) -> None:
+        """Those that are to go and that no pod has; what was asked for again is made anew."""
+        there = list(pods)
+        for key in [key for key in self._claims.ending() if not holders(key, there)]:
+            kept = self._records.get(key)
+            self._claims.forget(key)
+            if kept and kept.applied is not None:
+                self.write(kept.applied)
 
     def delete(self, key: Key) -> Change | None:
         kept = self._records.get(key)
@@ -114,11 +126,10 @@ class Desired:
             if pod := self._pods.get(kept.document["metadata"]["uid"]):
                 self._pods.end(pod)
             return Change(key, "deleted")
-        self._records.remove(key)
         if key.kind == CLAIM:
-            volume = kept.document["spec"].get("volumeName", "")
-            self._records.remove(Key(VOLUME, "", volume))
-            shutil.rmtree(self._place(key), ignore_errors=True)
+            self._claims.end(key, kept)
+        else:
+            self._records.remove(key)
         return Change(key, "deleted")
 
     def everything(self, *, volumes: bool) -> list[Key]:
@@ -126,37 +137,6 @@ class Desired:
         asked = [key for key in reversed(self._records.applied()) if key.kind != CLAIM]
         claims = [key_of(document) for document in self._records.of_kind(CLAIM)]
         return [*asked, *(claims if volumes else ())]
-
-    def _place(self, key: Key) -> Path:
-        return self._volumes / f"{key.namespace}_{key.name}"
-
-    def _bind(self, key: Key) -> None:
-        """A claim gets a directory of this machine, or a disk in one, which is there for as long
-        as the claim is."""
-        kept = self._records.get(key)
-        if kept is None or kept.document["spec"].get("volumeName"):
-            return
-        uid, spec = kept.document["metadata"]["uid"], kept.document["spec"]
-        place, name = self._place(key), f"pvc-{uid}"
-        place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o777)
-        source: Document = {"hostPath": {"path": str(place), "type": "DirectoryOrCreate"}}
-        if size := disk_size(spec):
-            source = {"local": {"path": str(make_disk(place, size))}, "volumeMode": BLOCK}
-        volume: Document = {
-            "apiVersion": "v1",
-            "kind": VOLUME,
-            "metadata": {"name": name, "uid": str(uuid4())},
-            "spec": {
-                "capacity": (spec.get("resources") or {}).get("requests") or {},
-                "accessModes": spec.get("accessModes") or [],
-                "claimRef": {"namespace": key.namespace, "name": key.name, "uid": uid},
-                **source,
-            },
-        }
-        self._records.put(Key(VOLUME, "", name), Kept(volume))
-        bound = {**kept.document, "spec": {**spec, "volumeName": name}}
-        self._records.put(key, Kept({**bound, "status": {"phase": "Bound"}}, kept.applied))
 
 
 def _is_owned(document: Document) -> bool:

@@ -10,6 +10,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.node.facts import NodeFacts
 from winpod.node.play import placing
+from winpod.node.play.claims import Claims
 from winpod.node.play.events import Events
 from winpod.node.play.fleet import Fleet
 from winpod.node.play.images import Lookups
@@ -17,7 +18,7 @@ from winpod.node.play.objects import Document, Key, key_of, template_of
 from winpod.node.play.pods import Pods, pod_in
 from winpod.node.play.records import Records
 from winpod.node.play.templates import has_ended, name_of
-from winpod.node.pods import is_deleted, uid_of
+from winpod.node.pods import condition, is_deleted, uid_of
 from winpod.node.requests import metadata_of, spec_of
 from winpod.windows.handlers import Handlers
 from winpod.windows.objects import RuntimeClass
@@ -31,6 +32,7 @@ class Places:
         fleet: Fleet,
         images: Lookups,
         events: Events,
+        claims: Claims,
         handlers: Handlers,
     ) -> None:
         self._records = records
@@ -38,6 +40,7 @@ class Places:
         self._fleet = fleet
         self._images = images
         self._events = events
+        self._claims = claims
         self._handlers = handlers
 
     async def place_all(self) -> None:
@@ -50,6 +53,9 @@ class Places:
         uid, node = uid_of(pod), spec_of(pod).nodeName or ""
         before = self._pods.choices.get(uid)
         if node and before:
+            return
+        if not node and (ending := self._claims.ending_of(pod)):
+            self._tell_waiting(pod, f'persistentvolumeclaim "{ending[0].name}" is being deleted.')
             return
         facts = self._fleet.running()
         others = () if node else [other for other in self._pods.all() if other is not pod]
@@ -71,14 +77,21 @@ class Places:
         reasons = "; ".join(choice.lines) or "there is none"
         message = f"0/{count} nodes are available: {reasons}."
         message += f" Advice: {'; '.join(choice.advice)}." if choice.advice else ""
-        condition = v1.PodCondition(
+        self._tell_waiting(pod, message)
+
+    def _tell_waiting(self, pod: v1.Pod, message: str) -> None:
+        told = condition(pod.status, "PodScheduled")
+        if told and told.message == message:
+            return
+        scheduled = v1.PodCondition(
             type="PodScheduled",
             status="False",
             reason="Unschedulable",
             message=message,
             lastTransitionTime=datetime.now(UTC),
         )
-        self._pods.tell(uid_of(pod), v1.PodStatus(phase="Pending", conditions=[condition]))
+        self._pods.tell(uid_of(pod), v1.PodStatus(phase="Pending", conditions=[scheduled]))
+        key = Key("Pod", metadata_of(pod).namespace or "", name_of(pod))
         self._events.tell(key, "Warning", "FailedScheduling", message)
 
     async def _choose(

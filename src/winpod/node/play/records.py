@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +43,18 @@ class Kept:
     applied: Document | None = None
 
 
+def _make_private(path: Path) -> None:
+    """Secrets are in it, whole: it is for its owner, and so is what SQLite keeps beside it."""
+    path.touch(0o600)
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(f"{path.name}{suffix}").chmod(0o600)
+
+
 class Records:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(path)
         self._database = sqlite3.connect(path, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")

@@ -106,7 +106,7 @@ class Answers:
         while True:
             await asyncio.sleep(0.5)
             quiet = loop.time() - self._last_end
-            if self._world.is_idle and not self._going_on and quiet > IDLE_SECONDS:
+            if self._world.is_done and not self._going_on and quiet > IDLE_SECONDS:
                 return
 
     @web.middleware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightkube.models import core_v1 as v1
 
-from winpod.node.pods import init_containers, is_deleted, is_sidecar
+from winpod.node.pods import condition, init_containers, is_deleted, is_sidecar
 from winpod.node.requests import spec_of
 
 
@@ -62,7 +62,7 @@ def restart_count(pod: v1.Pod) -> int:
 
 
 def trouble_of(pod: v1.Pod) -> str:
-    """The sentence of whatever a container waits for, or of how the pod failed."""
+    """The sentence of whatever the pod or a container waits for, or of how the pod failed."""
     status = pod.status or v1.PodStatus()
     for container in (*(status.initContainerStatuses or ()), *(status.containerStatuses or ())):
         state = container.state or v1.ContainerState()
@@ -72,4 +72,6 @@ def trouble_of(pod: v1.Pod) -> str:
         for ended in (state.terminated, last.terminated):
             if ended and ended.exitCode and ended.message:
                 return ended.message
-    return status.message or ""
+    scheduled = condition(status, "PodScheduled")
+    waiting = scheduled.message if scheduled and scheduled.status == "False" else ""
+    return status.message or waiting or ""

@@ -7,6 +7,7 @@ from typing import Any
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.labels import ACCELERATOR_ANNOTATION
+from winpod.node.play.claims import CLAIM, holders, is_ending
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.placing import Choice
 from winpod.node.play.pods import images_of
@@ -30,6 +31,8 @@ def state(world: World) -> dict[str, Any]:
         "services": [_service(world, service) for service in world.publishing.served],
         "troubles": world.publishing.troubles,
     }
+        "claims": [_claim(world, document) for document in world.records.of_kind(CLAIM)],
+        "clearing": world.is_clearing,
 
 
 def _node(world: World, name: str) -> dict[str, Any]:
@@ -47,6 +50,16 @@ def _node(world: World, name: str) -> dict[str, Any]:
 
 
 def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
+def _claim(world: World, document: Document) -> dict[str, Any]:
+    key = key_of(document)
+    return {
+        "namespace": key.namespace,
+        "name": key.name,
+        "state": "Terminating" if is_ending(document) else "Bound",
+        "pods": holders(key, world.pods.all()),
+    }
+
+
     metadata, spec, status = metadata_of(pod), spec_of(pod), pod.status or v1.PodStatus()
     choice = world.pods.choices.get(uid_of(pod)) or Choice("")
     owner = owner_of(pod)

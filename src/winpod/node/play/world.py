@@ -20,6 +20,7 @@ from lightkube.models import core_v1 as v1
 from winpod.cri.config import Config
 from winpod.cri.settings import Compute
 from winpod.node.play import controllers, placing
+from winpod.node.play.claims import CLAIM, VOLUME, Claims, clear
 from winpod.node.play.desired import Change, Desired
 from winpod.node.play.events import Events
 from winpod.node.play.fleet import Fleet
@@ -41,7 +42,7 @@ from winpod.windows.errors import WinpodError
 _log = logging.getLogger(__name__)
 _WAITING_SECONDS, _LONGEST_SECONDS = 30.0, 3600.0
 _WHO_PULLS = ("Secret", "ServiceAccount")
-_KEPT = ("PersistentVolumeClaim", "PersistentVolume")
+_KEPT = (CLAIM, VOLUME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,18 @@ class World:
         self.fleet = Fleet(root, config, self.objects, self)
         self._dirty = asyncio.Event()
         self.pods = Pods(self.records, self.fleet.give, self._dirty.set)
-        self.desired = Desired(self.records, self.pods, root)
+        self.claims = Claims(self.records, root)
+        self._clearing: asyncio.Task[None] | None = None
+        self.desired = Desired(self.records, self.pods, self.claims)
         self._images = Lookups(self.records)
         self._places = Places(
-            self.records, self.pods, self.fleet, self._images, self.events, config.handlers
+            self.records,
+            self.pods,
+            self.fleet,
+            self._images,
+            self.events,
+            self.claims,
+            config.handlers,
         )
         self.workloads = Workloads(
             self.records, self.desired, self.pods, self._places, self.events, self._dirty.set
@@ -101,6 +110,8 @@ class World:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._clearing:
+            await self._clearing
         await self.publishing.stop()
         await self.fleet.stop()
         self.records.close()
@@ -110,6 +121,15 @@ class World:
         """No pod is there, and nothing that makes pods or leads to them."""
         active = (*controllers.KINDS, "Pod", "Service")
         return not any(key.kind in active for key in self.records.keys())  # noqa: SIM118
+
+    @property
+    def is_done(self) -> bool:
+        """It is idle, and what claims had is gone as well."""
+        return self.is_idle and not any(self.claims.ending()) and not self.is_clearing
+
+    @property
+    def is_clearing(self) -> bool:
+        return self._clearing is not None and not self._clearing.done()
 
     async def apply(self, asked: Asked) -> tuple[list[Change], list[str]]:
         """All of it or, where something is refused, nothing: what can be said no to comes first,
@@ -249,6 +269,9 @@ class World:
 
     async def _round(self) -> None:
         await self.workloads.step()
+        self.desired.let_claims_go(self.pods.all())
+        if self.claims.aside() and not self.is_clearing:
+            self._clearing = asyncio.create_task(self._clear())
         if self.is_idle:
             await self._let_nodes_go()
         for document in list(self.pods.replaced()):
@@ -259,6 +282,13 @@ class World:
             self.pods.all(),
             self.records.setting("publish"),
         )
+
+    async def _clear(self) -> None:
+        """What claims had is removed, beside everything else."""
+        tried: set[Path] = set()
+        while new := self.claims.aside() - tried:
+            tried |= new
+            await asyncio.to_thread(clear, new)
 
     async def _let_nodes_go(self) -> None:
         """The next pods may need others."""
