@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
-from tests.cli.winpod import Ran, winpod
+from tests.cli.winpod import Ran, started, winpod
+from tests.e2e.waiting import eventually
 
 Run = Callable[..., Ran]
 APP = """\
@@ -114,10 +116,59 @@ def test_what_cannot_be_played_is_a_sentence_and_starts_nothing(run: Run, home: 
 
 def test_what_is_not_played_is_told_by_its_kind(run: Run, home: Path) -> None:
     run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
-    assert "There is no pod of svc/db here." in run("port-forward", "svc/db", "5432").err
+    unknown = run("port-forward", "svc/db", "81").err
+    assert "Service db does not have a service port 81. It has: 5432." in unknown
+    assert "There is no service no here." in run("port-forward", "svc/no", "81").err
+    never = run("logs", "-p", "db-0").err
+    assert 'previous terminated container "main" in pod "db-0" not found.' in never
     assert "There is no pod of deploy/no here." in run("exec", "deploy/no", "--", "cmd").err
     wrong = run("logs", "sts/db", "-c", "other")
     assert 'db-0 has no container "other". It has: beside, main.' in wrong.err
+
+
+ENDING = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: ending}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: main, image: registry.example/hello:1, command: [simulate, "1", "0.1"]}]
+"""
+
+
+def next_document(printed: IO[str]) -> dict[str, Any]:
+    """The next of those that a command prints one after the other."""
+    text = ""
+    for line in printed:
+        text += line
+        if line == "}\n":
+            break
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def changes(told: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(change["name"], change["change"]) for change in told["changes"]]
+
+
+def test_programs_are_told_everything_in_json(run: Run, home: Path) -> None:
+    assert json.loads(run("down", "-o", "json").out) == {"changes": []}
+    line = ("play", f"{home}/app.yaml", f"{home}/ending.yaml", "--layout", f"{home}/images")
+    (home / "ending.yaml").write_text(ENDING)
+    told = json.loads(run(*line, "--no-wait", "-o", "json").out)
+    assert changes(told)[1:] == [("db", "created"), ("ending", "created"), ("db", "created")]
+    assert told["notes"][0].startswith("one node, ")
+    with started("events", "-w", "-o", "json", "ending", home=home) as printed:
+        reasons = [json.loads(printed.readline())["reason"] for _ in range(5)]
+    assert {"Scheduled", "Started"} <= set(reasons)
+    with started(*line, "--no-wait", "--watch", "-o", "json", home=home) as printed:
+        assert {what for _, what in changes(next_document(printed))} == {"unchanged"}
+        (home / "ending.yaml").write_text(ENDING.replace("name: ending", "name: other"))
+        assert changes(next_document(printed))[:2] == [("ending", "deleted"), ("db", "unchanged")]
+    said = "simulated: simulate 1 0.1\n"
+    eventually(lambda: run("logs", "-p", "other"), lambda ran: ran.out == said)
+    ended = json.loads(run("down", "-o", "json").out)
+    assert ("other", "deleted") in changes(ended)
 
 
 def test_who_allows_emulation_is_heard_by_what_plays_already(run: Run, home: Path) -> None:

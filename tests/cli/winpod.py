@@ -1,10 +1,14 @@
 """The real command, run as a person runs it."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 
 @dataclass(frozen=True)
@@ -14,9 +18,8 @@ class Ran:
     err: str
 
 
-def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None) -> Ran:
-    """Run `winpod` with a home of its own, so that nothing of the user's is read."""
-    environment = {
+def _environment(home: Path) -> dict[str, str]:
+    return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "LANG": "C.UTF-8",
@@ -24,12 +27,31 @@ def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None
         "COLUMNS": "100",
         **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
     }
+
+
+@contextmanager
+def started(*arguments: str, home: Path) -> Iterator[IO[str]]:
+    """What a command prints that goes on until it is interrupted."""
+    line = [sys.executable, "-m", "winpod", *arguments]
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=_environment(home)
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=300)
+
+
+def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None) -> Ran:
+    """Run `winpod` with a home of its own, so that nothing of the user's is read."""
     done = subprocess.run(
         [sys.executable, "-m", "winpod", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
-        env=environment,
+        env=_environment(home),
         cwd=cwd,
         check=False,
         timeout=600,

@@ -185,14 +185,14 @@ def test_a_web_server_answers_on_localhost_and_follows_its_manifest(played: Play
     played.until_said("listening on port 80", "logs", "deploy/web")
     played.until_said("readyReplicas: 2", "describe", "deploy/web")
     assert "Successfully assigned" in played.command("events").stdout
-    port = ("port-forward", "deploy/web", "9090:80")
-    forwarding = played.command.start(*port, stdout=subprocess.PIPE)
-    assert forwarding.stdout is not None
-    assert b"9090 -> 80" in forwarding.stdout.readline()
-    played.until_it_serves("Servus", 9090)
-    forwarding.send_signal(signal.SIGINT)
-    assert forwarding.wait(PATIENCE) == 130
-    forwarding.stdout.close()
+    for port in (("deploy/web", "9090:80"), ("svc/web", "9090:8080")):
+        forwarding = played.command.start("port-forward", *port, stdout=subprocess.PIPE)
+        assert forwarding.stdout is not None
+        assert b"9090 -> 80\n" in forwarding.stdout.readline()
+        played.until_it_serves("Servus", 9090)
+        forwarding.send_signal(signal.SIGINT)
+        assert forwarding.wait(PATIENCE) == 130
+        forwarding.stdout.close()
 
 
 def test_pods_keep_their_claims_and_find_each_other_by_name(played: Played) -> None:
@@ -220,6 +220,17 @@ def test_pods_keep_their_claims_and_find_each_other_by_name(played: Played) -> N
     played.play(stateful, headless)
     read = played.command("exec", "db-1", "--", "cmd", "/c", "type C:\\data\\note.txt")
     assert read.stdout.strip() == "kept"
+    volumes = played.command.root / "play/volumes"
+    assert volumes.stat().st_mode & 0o777 == 0o700
+    ended = played.command("down", "--volumes", "-o", "json")
+    assert {"kind": "PersistentVolumeClaim", "name": "data-db-1"}.items() <= json.loads(
+        ended.stdout
+    )["changes"][-1].items()
+    assert [place.name for place in volumes.iterdir()] == [".removed"]
+    assert list((volumes / ".removed").iterdir()) == []
+    played.play(stateful, headless)
+    there = played.command("exec", "db-1", "--", "cmd", "/c", "dir /b C:\\data")
+    assert there.stdout.strip() == ""
 
 
 def test_jobs_end_and_daemons_are_everywhere(played: Played) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -39,25 +40,40 @@ def command(
     config = read_config()
     config = replace(config, root=(root or config.root).absolute())
     if not has_pods(config.root):
-        print("[]" if output is Format.JSON else "Nothing is played.")
+        if output is Format.TEXT:
+            print("Nothing is played.")
+        elif not watch:
+            print("[]")
         return
 
     async def show() -> None:
         async with play_of(config.root, config) as client:
             found = await _read(client, target, namespace)
-            if output is Format.JSON:
+            if output is Format.JSON and not watch:
                 print(json.dumps(found, indent=2))
-                return
-            print_table(_COLUMNS, [_row(event) for event in found])
+            elif output is Format.JSON:
+                _print_lines(found)
+            else:
+                print_table(_COLUMNS, [_row(event) for event in found])
             told = {json.dumps(event) for event in found}
             while watch:
                 await asyncio.sleep(_POLL_SECONDS)
-                for event in await _read(client, target, namespace):
-                    if (text := json.dumps(event)) not in told:
-                        told.add(text)
+                events = await _read(client, target, namespace)
+                new = [event for event in events if json.dumps(event) not in told]
+                told |= {json.dumps(event) for event in new}
+                if output is Format.JSON:
+                    _print_lines(new)
+                else:
+                    for event in new:
                         print("  ".join(_row(event)), flush=True)
 
     asyncio.run(show())
+
+
+def _print_lines(events: Iterable[dict[str, Any]]) -> None:
+    """One a line, because a list would have no end."""
+    for event in events:
+        print(json.dumps(event), flush=True)
 
 
 async def _read(client: PlayClient, target: str, namespace: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +14,17 @@ import typer
 
 from winpod.cli.containers import (
     Clients,
+    Listed,
     Part,
     Target,
+    choose,
     container_status,
     exit_code,
-    find_container,
+    list_containers,
     with_runtimes,
 )
 from winpod.cli.options import Root
+from winpod.cri.proto import api_pb2 as api
 from winpod.node.logs import Line, Log, Printer, log_time
 from winpod.windows.errors import InvalidInput, NotFound
 
@@ -46,6 +50,9 @@ def command(
         str,
         typer.Option(metavar="TIME", help="Only since a time (2026-01-31T12:00:00Z) or for (10m)."),
     ] = "",
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Of the last one that has ended.")
+    ] = False,
     root: Root = None,
 ) -> None:
     """Print what a container wrote."""
@@ -53,7 +60,10 @@ def command(
     start = parse_since(since, datetime.now(UTC)) if since else ""
 
     async def show(clients: Clients) -> None:
-        found = await find_container(clients, target, container, namespace)
+        listed = await list_containers(clients)
+        found = choose(listed, target, container, namespace)
+        if previous:
+            found = last_ended(listed, found)
         status = await container_status(found.client, found.id)
         if not status.log_path:
             raise NotFound(f"{found.name} was made without a log.")
@@ -72,6 +82,19 @@ def command(
                 print_line(line)
 
     with_runtimes(root, show)
+
+
+def last_ended(listed: Sequence[Listed], found: Listed) -> Listed:
+    """Of the containers that were in the place of this one; lists begin with the newest."""
+    pod, name = found.sandbox.metadata, found.container.metadata.name
+    for one in listed:
+        is_same = (one.sandbox.metadata.uid, one.container.metadata.name) == (pod.uid, name)
+        if is_same and one.container.state == api.CONTAINER_EXITED:
+            return one
+    raise NotFound(
+        f'previous terminated container "{name}" in pod "{pod.name}" not found.',
+        f"None has ended: `winpod logs {found.name}` has what it wrote.",
+    )
 
 
 def _parse_tail(text: str) -> int | None:

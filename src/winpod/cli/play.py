@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from winpod.cli.options import Format, Output, Root
+from winpod.cli.play_changes import list_changes, print_changes
 from winpod.cli.play_images import bring_images
 from winpod.cli.play_table import failed_workloads, print_played
 from winpod.cli.play_wait import WAIT_SECONDS, until_settled
@@ -168,9 +169,11 @@ async def _play(asked: _Asked, config: Config, seconds: float, watch: bool, outp
             stamp = seen
             try:
                 new = asked.read()
-                await _remove(client, {*map(key_of, documents)} - {*map(key_of, new)})
+                removed = await _remove(client, {*map(key_of, documents)} - {*map(key_of, new)})
+                if output is Format.TEXT:
+                    print_changes(removed)
                 documents = new
-                good = await _apply(client, asked, documents, config, seconds, output)
+                good = await _apply(client, asked, documents, config, seconds, output, removed)
             except WinpodError as error:
                 print(f"winpod: {error}", file=sys.stderr)
         return good
@@ -183,38 +186,33 @@ async def _apply(
     config: Config,
     seconds: float,
     output: Format,
+    removed: Document | None = None,
 ) -> bool:
+    """With JSON, one document tells all of it: what is there, and what is `removed`."""
     pulls = await client.post("pulls", asked.body(documents))
     local = await bring_images(pulls, asked.layouts, config)
     told = await client.post("apply", asked.body(documents, local))
-    _print_changes(told, output)
+    if output is Format.TEXT:
+        print_changes(told)
+    if seconds:
+        state = await until_settled(client, map(key_of, documents), seconds)
+    else:
+        state = await client.get("state")
+    if output is Format.JSON:
+        changes = [*list_changes(removed or {"changes": ()}), *list_changes(told)]
+        notes = told.get("notes", [])
+        print(json.dumps({"changes": changes, "notes": notes, **state}, indent=2), flush=True)
     if not seconds:
         return True
-    state = await until_settled(client, map(key_of, documents), seconds)
-    if output is Format.JSON:
-        print(json.dumps({"changes": _changes(told), **state}, indent=2))
-    else:
+    if output is Format.TEXT:
         print_played(state)
     good = all(pod["isReady"] or pod["phase"] == "Succeeded" for pod in state["pods"])
     return good and not failed_workloads(state)
 
 
-async def _remove(client: PlayClient, keys: set[Key]) -> None:
-    if keys:
-        body = {"keys": [[key.kind, key.namespace, key.name] for key in keys]}
-        _print_changes(await client.post("delete", body), Format.TEXT)
-
-
-def _changes(told: Document) -> list[dict[str, Any]]:
-    names = ("kind", "namespace", "name", "change")
-    return [dict(zip(names, parts, strict=True)) for parts in told["changes"]]
-
-
-def _print_changes(told: Document, output: Format) -> None:
-    if output is Format.JSON:
-        return
-    for note in told.get("notes", ()):
-        print(f"note: {note}")
-    for *parts, what in told["changes"]:
-        print(f"{Key(*parts)} {what}")
-    sys.stdout.flush()
+async def _remove(client: PlayClient, keys: set[Key]) -> Document:
+    if not keys:
+        return {"changes": []}
+    body = {"keys": [[key.kind, key.namespace, key.name] for key in sorted(keys)]}
+    told: Document = await client.post("delete", body)
+    return told

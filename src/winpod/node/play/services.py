@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 
 from lightkube.models import core_v1 as v1
 
-from winpod.node.play.templates import has_ended, is_ready
+from winpod.node.play.templates import has_ended, is_ready, name_of
 from winpod.node.pods import is_deleted
 from winpod.node.requests import metadata_of, spec_of
 from winpod.windows.errors import InvalidInput
@@ -68,18 +68,30 @@ def served(service: v1.Service, pods: Iterable[v1.Pod]) -> Served:
     )
 
 
+def pods_behind(service: v1.Service, pods: Iterable[v1.Pod]) -> list[tuple[str, dict[int, int]]]:
+    """The pods that it selects and that run, those that are ready first; for each port of the
+    service which one it is in the pod."""
+    spec = service.spec or v1.ServiceSpec()
+    there = [p for p in pods if _is_selected(p, service) and addresses_of(p) and not is_deleted(p)]
+    return [
+        (name_of(pod), {port.port: _target(port, pod) for port in spec.ports or ()})
+        for pod in sorted(there, key=lambda pod: (not is_ready(pod), name_of(pod)))
+    ]
+
+
 def _is_behind(pod: v1.Pod, service: v1.Service) -> bool:
-    spec = service.spec
-    if not spec or not spec.selector or not service.metadata:
+    early = bool(service.spec and service.spec.publishNotReadyAddresses) and not is_deleted(pod)
+    is_open = is_ready(pod) or early
+    return is_open and _is_selected(pod, service) and bool(addresses_of(pod))
+
+
+def _is_selected(pod: v1.Pod, service: v1.Service) -> bool:
+    spec, metadata = service.spec, metadata_of(pod)
+    if not spec or not spec.selector or not service.metadata or has_ended(pod):
         return False
-    metadata = metadata_of(pod)
     labels = metadata.labels or {}
-    if metadata.namespace != service.metadata.namespace or has_ended(pod):
-        return False
-    if any(labels.get(key) != value for key, value in spec.selector.items()):
-        return False
-    return bool(addresses_of(pod)) and (
-        is_ready(pod) or (bool(spec.publishNotReadyAddresses) and not is_deleted(pod))
+    return metadata.namespace == service.metadata.namespace and all(
+        labels.get(key) == value for key, value in spec.selector.items()
     )
 
 

@@ -11,7 +11,8 @@ from winpod.node.play.claims import CLAIM, holders, is_ending
 from winpod.node.play.objects import Document, Key, key_of
 from winpod.node.play.placing import Choice
 from winpod.node.play.pods import images_of
-from winpod.node.play.services import Served
+from winpod.node.play.services import Served, pods_behind
+from winpod.node.play.source import typed
 from winpod.node.play.summary import readiness, restart_count, state_of, trouble_of
 from winpod.node.play.templates import name_of, owner_of
 from winpod.node.play.world import World
@@ -30,9 +31,9 @@ def state(world: World) -> dict[str, Any]:
         ],
         "services": [_service(world, service) for service in world.publishing.served],
         "troubles": world.publishing.troubles,
-    }
         "claims": [_claim(world, document) for document in world.records.of_kind(CLAIM)],
         "clearing": world.is_clearing,
+    }
 
 
 def _node(world: World, name: str) -> dict[str, Any]:
@@ -49,7 +50,6 @@ def _node(world: World, name: str) -> dict[str, Any]:
     }
 
 
-def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
 def _claim(world: World, document: Document) -> dict[str, Any]:
     key = key_of(document)
     return {
@@ -60,6 +60,7 @@ def _claim(world: World, document: Document) -> dict[str, Any]:
     }
 
 
+def _pod(world: World, pod: v1.Pod) -> dict[str, Any]:
     metadata, spec, status = metadata_of(pod), spec_of(pod), pod.status or v1.PodStatus()
     choice = world.pods.choices.get(uid_of(pod)) or Choice("")
     owner = owner_of(pod)
@@ -134,6 +135,8 @@ def whole(world: World, key: Key) -> Document | None:
     if key.kind == "Pod" and (pod := world.pods.get(uid)):
         told["pod"] = _pod(world, pod)
     if key.kind == "Service":
+        found = pods_behind(typed(v1.Service, document), world.pods.all())
+        told["behind"] = [{"pod": name, "ports": list(ports.items())} for name, ports in found]
         told["service"] = next(
             (
                 _service(world, one)
