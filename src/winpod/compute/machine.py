@@ -1,17 +1,25 @@
-"""What this machine's kernel can do for containers, found out by trying."""
+"""What this machine has for containers: programs, and a kernel whose powers are tried out."""
 
 from __future__ import annotations
 
 import os
 import stat
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from shutil import which
 
 from winpod.compute import mounts
 
 REACH = Path("/run/winpod/rootfs")
 _BIND = 'from="$1" to="$2" && shift 2 && mount --bind "$from" "$to" && exec "$@"'
 _SOME_ID, _MANY = 1 << 30, 65536
+
+
+def missing_programs(needed: Mapping[str, str]) -> str:
+    """Of programs and the packages that have them, a sentence; empty where all are there."""
+    missing = [f"{name} (package {package})" for name, package in needed.items() if not which(name)]
+    return f"this machine has no {', no '.join(missing)}." if missing else ""
 
 
 def has_user_namespaces(folder: Path) -> bool:

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 from winpod.compute import cgroups, disks
@@ -22,6 +21,7 @@ from winpod.compute.drive import Drive
 from winpod.compute.errors import ShellFailed
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.identity import resolver_file, set_hostname
+from winpod.compute.machine import missing_programs
 from winpod.compute.plan import Plan
 from winpod.compute.programs import program_of
 from winpod.compute.resources import Enforced
@@ -65,9 +65,8 @@ class ShellHouse:
         return {"warm_shells": warm, "user_namespaces": self._shells.with_users}
 
     def trouble(self) -> str:
-        missing = [f"{name} (package {of})" for name, of in _NEEDED.items() if not which(name)]
-        if missing:
-            return f"this machine has no {', no '.join(missing)}."
+        if missing := missing_programs(_NEEDED):
+            return missing
         rootfs = self._shells.base.rootfs
         return "" if rootfs.is_dir() else f"the Wine base {rootfs} is gone: winpod base build."
 

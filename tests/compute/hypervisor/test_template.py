@@ -1,17 +1,21 @@
-"""A guest that cannot be booted is told of at once; a script stands in for QEMU."""
+"""A guest that cannot be booted is told of at once; a script stands in for QEMU. Where something
+is missing that every guest needs, none is promised."""
 
 import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from winpod.compute.errors import MachineFailed
+from winpod.compute.hypervisor import template as templates
 from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.compute.hypervisor.kit import Kit
-from winpod.compute.hypervisor.template import BOOT_SECONDS, Template, booted
+from winpod.compute.hypervisor.template import BOOT_SECONDS, Template, Templates, booted
+from winpod.images.base import Base
 
 
 def failing(folder: Path, script: str) -> Template:
@@ -64,3 +68,25 @@ def _until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_without_a_program_that_guests_need_there_is_a_sentence_and_no_guest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "find_kit", lambda _: Kit(tmp_path, "10.0.13"))
+    made = Templates(
+        tmp_path,
+        Base(tmp_path, datetime.now(UTC), "", with_32bit=False, size=0),
+        allow_emulation=True,
+    )
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    for name in ("conmon", "ip", "mkfs.ext4", "mount", "setpriv"):
+        (programs / name).touch(mode=0o755)
+    assert made.trouble() == "this machine has no tc (package iproute2)."
+    (programs / "mkfs.ext4").unlink()
+    assert made.trouble().endswith("no tc (package iproute2), no mkfs.ext4 (package e2fsprogs).")
+    for name in ("tc", "mkfs.ext4"):
+        (programs / name).touch(mode=0o755)
+    assert made.trouble() == ""

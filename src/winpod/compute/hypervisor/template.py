@@ -30,6 +30,7 @@ from winpod.compute.hypervisor.guest_image import initial_archive, make_base_dis
 from winpod.compute.hypervisor.guest_shells import WARM_SHELL, boot_shell, link_shell
 from winpod.compute.hypervisor.kit import Kit, find_kit
 from winpod.compute.hypervisor.qmp import Qmp
+from winpod.compute.machine import missing_programs
 from winpod.compute.native import WAGENT, WGUEST, native_program
 from winpod.images.base import Base
 from winpod.images.store_lock import FileLock
@@ -38,6 +39,15 @@ from winpod.windows.users import ADMINISTRATOR
 BOOT_SECONDS = 240.0
 _BUILDING = ".building-"
 _REVISION = 1
+_NEEDED = {
+    "conmon": "conmon",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "mkfs.ext4": "e2fsprogs",
+    "mount": "mount",
+    "setpriv": "util-linux",
+}
+"""What a pod's microVM needs besides the kit."""
 _MOST_PROCESSORS = 16
 _SHOWN = 500
 _log = logging.getLogger(__name__)
@@ -83,7 +93,7 @@ class Templates:
             return self.found.trouble
         if find_kit(self._root) is None:
             return "there is no hypervisor kit: winpod base build --with-hypervisor."
-        return ""
+        return missing_programs(_NEEDED)
 
     def is_made(self) -> bool:
         """Whether a pod is cloned at once, and need not wait for a boot."""
