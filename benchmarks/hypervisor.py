@@ -66,7 +66,7 @@ async def cold_boot(template: Template) -> tuple[float, float]:
         begun = time.perf_counter()
         async with booted(template, folder) as guest:
             kernel = time.perf_counter() - begun
-            await begin_shell(guest)
+            await begin_shell(guest, with_32bit=False)
             link = await link_shell(folder, WARM, folder / "agent.sock")
             agent = Agent(folder / "agent.sock")
             await agent.ping()

@@ -1,6 +1,7 @@
 """Builds winpod's programs in C with PyPI's `ziglang`, into src/winpod/native/.
 
-A program is the file of its name, or all files in the directory of its name.
+A program is the file of its name, or all files in the directory of its name. What a filter of the
+kernel's refuses is a table of the package's, and comes to them as a header.
 
 Hatch runs it whenever the package is built or installed, so that an installed winpod has the
 programs and needs no compiler; `python native/build.py` runs it by hand.
@@ -8,6 +9,7 @@ programs and needs no compiler; `python native/build.py` runs it by hand.
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path(__file__).resolve().parent
 TARGET = SOURCE.parent / "src/winpod/native"
+REFUSED = SOURCE.parent / "src/winpod/compute/seccomp.py"
 HEADERS = Path(ziglang.__file__).parent / "lib/libc/include/any-windows-any"
 WINDOWS = ("-target", "x86_64-windows-gnu", "-isystem", str(HEADERS))
 WITHOUT_C_LIBRARY = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-Wl,-e,start")
@@ -57,7 +60,7 @@ def build() -> None:
         program = TARGET / name
         sources = [*SOURCE.glob(f"{program.stem}.c"), *sorted(SOURCE.glob(f"{program.stem}/*.c"))]
         headers = [*SOURCE.glob("*.h"), *SOURCE.glob(f"{program.stem}/*.h")]
-        newest = max(file.stat().st_mtime for file in (*sources, *headers))
+        newest = max(file.stat().st_mtime for file in (*sources, *headers, REFUSED))
         if not program.exists() or program.stat().st_mtime < newest:
             compile_program(sources, program, options)
 
@@ -65,10 +68,19 @@ def build() -> None:
 def compile_program(sources: list[Path], program: Path, options: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         finished = Path(folder) / program.name
+        (Path(folder) / "refused.h").write_text(refused_header())
         command = [sys.executable, "-m", "ziglang", "cc", "-Os", "-s"]
-        command += ["-Wall", "-Wextra", "-Werror", "-o", str(finished), *map(str, sources)]
+        command += ["-Wall", "-Wextra", "-Werror", "-I", folder]
+        command += ["-o", str(finished), *map(str, sources)]
         subprocess.run([*command, *options], check=True)  # noqa: S603
         finished.replace(program)
+
+
+def refused_header() -> str:
+    """Numbers of system calls, of those that the architecture which includes it has."""
+    table = runpy.run_path(str(REFUSED))
+    calls = (f"#ifdef __NR_{name}\n__NR_{name},\n#endif\n" for name in table["REFUSED_CALLS"])
+    return f"#define NEW_NAMESPACES {table['NEW_NAMESPACES']:#x}\n{''.join(calls)}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -59,11 +60,19 @@ static int make_directories(char **words, struct answer *answer)
     return 0;
 }
 
-/* PATH: an empty directory */
-static int remove_directory(char **words, struct answer *answer)
+/* PATH: a file, or an empty directory */
+static int remove_it(char **words, struct answer *answer)
 {
     (void)answer;
-    return rmdir(words[0]) ? errno : 0;
+    return remove(words[0]) ? errno : 0;
+}
+
+/* PATH MAJOR MINOR: a device that is read and written byte by byte, by everybody */
+static int make_device(char **words, struct answer *answer)
+{
+    (void)answer;
+    dev_t number = makedev(strtoul(words[1], NULL, 10), strtoul(words[2], NULL, 10));
+    return mknod(words[0], S_IFCHR, number) || chmod(words[0], 0666) ? errno : 0;
 }
 
 /* PATH OWNER */
@@ -198,7 +207,8 @@ static const struct {
     {"unmount", 1, 1, unmount_it},
     {"eject", 1, 1, eject},
     {"mkdir", 1, 1, make_directories},
-    {"rmdir", 1, 1, remove_directory},
+    {"remove", 1, 1, remove_it},
+    {"device", 3, 3, make_device},
     {"chown", 2, 2, change_owner},
     {"chmod", 2, 2, change_mode},
     {"write", 2, 2, write_text},
@@ -208,7 +218,7 @@ static const struct {
     {"address", 3, 3, address},
     {"route", 2, 2, route},
     {"dial", 3, MOST_WORDS, dial_it},
-    {"start", 8, MOST_WORDS, start},
+    {"start", 11, MOST_WORDS, start},
     {"run", 2, MOST_WORDS, run},
     {"kill", 1, 1, kill_it},
     {"mount-inside", 3, 3, mount_inside},

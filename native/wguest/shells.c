@@ -1,8 +1,10 @@
 /* Shells in a microVM: one for each container of the pod, in namespaces of its own.
  *
- *     start NAME PORT ROOT GROUP USER HOSTNAME VARIABLE... -- COMMAND...
+ *     start NAME PORT ROOT GROUP USER HOSTNAME BITS VARIABLE... -- MASKED... -- READONLY... -- COMMAND...
  *
- * The root was mounted together before; the shell makes it its own, without any capability.
+ * The root was mounted together before; the shell makes it its own, without any capability, and with
+ * a filter of system calls. What it has of the guest's kernel in /proc is masked and read-only where
+ * the host says. BITS is 32 where 32-bit programs may run too, else 64.
  */
 
 #define _GNU_SOURCE
@@ -13,6 +15,7 @@
 #include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +28,7 @@
 #define MOST_SHELLS 64
 #define CLONE_TREE (1u | O_CLOEXEC | AT_RECURSIVE) /* OPEN_TREE_CLONE */
 #define FROM_TREE 4u                              /* MOVE_MOUNT_F_EMPTY_PATH */
+#define GUARDED (MS_NOSUID | MS_NODEV | MS_NOEXEC)
 #define SPACES (CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS)
 
 static struct shell {
@@ -40,28 +44,80 @@ static struct shell *find(const char *name)
     return NULL;
 }
 
+static void check(bool done)
+{
+    if (!done)
+        _exit(1);
+}
+
 static void give_up_rights(uid_t user)
 {
     for (int right = 0; right < 64; right++)
         prctl(PR_CAPBSET_DROP, right, 0, 0, 0);
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct none[2] = {{0}};
-    if (setgid(user) || setuid(user) || syscall(SYS_capset, &header, none)
-        || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        _exit(1);
+    check(!setgid(user) && !setuid(user) && !syscall(SYS_capset, &header, none));
+    check(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 }
 
-static void become(char **words, char **environment, char **command, int port)
+/* All else that the guest has mounted is none of the shell's: who kept a copy of it, in places that
+ * nothing leads to, would keep it from going when another container goes. */
+static void enter_root(const char *path)
 {
-    if (mount("", "/", "", MS_REC | MS_PRIVATE, "") || chdir(words[2])
-        || mount(".", "/", "", MS_MOVE, "") || chroot(".") || chdir("/")
-        || mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "")
-        || sethostname(words[5], strlen(words[5])))
-        _exit(1);
+    static const char *const others[] = {"/base", "/drives", "/volumes", "/run", "/sys", "/dev", "/proc"};
+    check(!mount("", "/", "", MS_REC | MS_PRIVATE, ""));
+    int root = (int)syscall(SYS_open_tree, AT_FDCWD, path, CLONE_TREE);
+    check(root >= 0);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        check(!umount2(others[i], MNT_DETACH) || errno == EINVAL); /* a template has no drives yet */
+    check(!syscall(SYS_move_mount, root, "", AT_FDCWD, "/", FROM_TREE));
+    check(!fchdir(root) && !chroot(".") && !chdir("/"));
+    close(root);
+}
+
+static void mask(const char *path)
+{
+    if (!mount("/dev/null", path, "", MS_BIND, "") || errno == ENOENT)
+        return;
+    check(errno == ENOTDIR && !mount("tmpfs", path, "tmpfs", MS_RDONLY | GUARDED, "size=4k"));
+}
+
+static void make_read_only(const char *path)
+{
+    if (mount(path, path, "", MS_BIND | MS_REC, "") && errno == ENOENT)
+        return;
+    check(!mount("", path, "", MS_BIND | MS_REMOUNT | MS_RDONLY | GUARDED, ""));
+}
+
+static void become(char **words, char **lists[], int port)
+{
+    enter_root(words[2]);
+    check(!mount("proc", "/proc", "proc", GUARDED, ""));
+    for (char **path = lists[1]; *path; path++)
+        mask(*path);
+    for (char **path = lists[2]; *path; path++)
+        make_read_only(*path);
+    check(!sethostname(words[5], strlen(words[5])));
     give_up_rights((uid_t)strtoul(words[4], NULL, 10));
+    check(!filter_calls(!strcmp(words[6], "32")));
     prctl(PR_SET_DUMPABLE, 0);
-    environ = environment;
-    carry(port, command);
+    environ = lists[0];
+    carry(port, lists[3]);
+}
+
+/* Lists of words, one after the other, with "--" between them: each is ended there. */
+static bool divide(char **words, char **lists[], int many)
+{
+    lists[0] = words;
+    for (int i = 1; i < many; i++) {
+        while (*words && strcmp(*words, "--"))
+            words++;
+        if (!*words)
+            return false;
+        *words++ = NULL;
+        lists[i] = words;
+    }
+    return *words;
 }
 
 static int put_into_group(const char *group, pid_t pid)
@@ -77,12 +133,9 @@ static int put_into_group(const char *group, pid_t pid)
 int start_shell(char **words)
 {
     struct shell *shell = find(NULL);
-    char **command = words + 6;
-    while (*command && strcmp(*command, "--"))
-        command++;
-    if (!*command || !shell || strlen(words[0]) >= sizeof shell->name || find(words[0]))
+    char **lists[4];
+    if (!divide(words + 7, lists, 4) || !shell || strlen(words[0]) >= sizeof shell->name || find(words[0]))
         return EINVAL;
-    *command++ = NULL;
     int port = open_port(words[1]), go[2];
     if (port < 0 || pipe2(go, O_CLOEXEC))
         return ENODEV;
@@ -94,7 +147,7 @@ int start_shell(char **words)
         sigprocmask(SIG_SETMASK, &none, NULL);
         close(go[1]);
         if (read(go[0], &word, 1) == 1)
-            become(words, words + 6, command, port);
+            become(words, lists, port);
         _exit(1);
     }
     int error = pid < 0 ? errno : put_into_group(words[3], pid);

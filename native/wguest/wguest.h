@@ -3,6 +3,7 @@
 #ifndef WINPOD_WGUEST_H
 #define WINPOD_WGUEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -20,6 +21,7 @@ int start_shell(char **words);
 int kill_shell(const char *name);
 int mount_in_shell(const char *name, const char *source, const char *target);
 int rename_in_shell(const char *name, const char *hostname);
+int filter_calls(bool with_32bit);
 int run_program(const char *result, char **command);
 int set_address(const char *interface, const char *address, const char *prefix);
 int set_route(const char *interface, const char *gateway);

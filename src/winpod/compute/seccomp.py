@@ -4,6 +4,9 @@ Windows programs ask Wine, and Wine needs little of Linux beyond files, memory, 
 The table names what changes the machine, makes or enters namespaces, or has a history of bugs in
 the kernel; each answers "not permitted". System calls of other architectures end the process; those
 of 32-bit programs are another unless the base has such.
+
+On the machine an OCI runtime makes a filter of it; in a microVM `wguest` does, which has the table
+from native/build.py.
 """
 
 from __future__ import annotations
@@ -29,19 +32,20 @@ _REFUSED = {
     ),
     "a second way to do input and output": "io_uring_setup io_uring_enter io_uring_register",
 }
-_NEW_NAMESPACES = 0x7E020000
+REFUSED_CALLS = sorted(name for names in _REFUSED.values() for name in names.split())
+NEW_NAMESPACES = 0x7E020000
+"""Flags of a clone that is refused too."""
 _NOT_PERMITTED, _NO_SUCH_CALL = 1, 38
 
 
 def seccomp_profile(*, with_32bit: bool) -> dict[str, Any]:
     """As an OCI runtime takes it."""
-    refused = sorted(name for names in _REFUSED.values() for name in names.split())
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
         "architectures": ["SCMP_ARCH_X86_64", *(["SCMP_ARCH_X86"] if with_32bit else [])],
         "syscalls": [
-            {"names": refused, "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_PERMITTED},
-            *(_clone_with(1 << bit) for bit in range(32) if _NEW_NAMESPACES >> bit & 1),
+            {"names": REFUSED_CALLS, "action": "SCMP_ACT_ERRNO", "errnoRet": _NOT_PERMITTED},
+            *(_clone_with(1 << bit) for bit in range(32) if NEW_NAMESPACES >> bit & 1),
             # Its flags are in memory, where no filter can look; libraries fall back to clone.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _NO_SUCH_CALL},
         ],

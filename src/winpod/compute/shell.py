@@ -35,7 +35,7 @@ VARIABLES = (
 DRIVE_C = f"{PREFIX}/drive_c"
 IDS = 65536
 _AGENT_DIRECTORY = "/winpod"
-_MASKED = (
+MASKED = (
     "/proc/acpi",
     "/proc/kcore",
     "/proc/keys",
@@ -46,7 +46,7 @@ _MASKED = (
     "/proc/timer_stats",
     "/sys/firmware",
 )
-_READONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def shell_spec(shell: Shell) -> dict[str, Any]:
                 "memory": {"limit": MEMORY, "swap": MEMORY},
             },
             "seccomp": seccomp_profile(with_32bit=shell.with_32bit),
-            "maskedPaths": list(_MASKED),
-            "readonlyPaths": list(_READONLY),
+            "maskedPaths": list(MASKED),
+            "readonlyPaths": list(READONLY),
         },
     }
 

@@ -66,7 +66,7 @@ async def mount_disk(guest: Guest, name: str, mount: Mount, machine: Path, kit: 
             "If it was not unmounted when it was last used, let that system repair it.",
         ) from None
     if system is None:
-        await guest.ask("rmdir", f"{place}/lost+found")
+        await guest.ask("remove", f"{place}/lost+found")
         await guest.ask("chmod", place, _FOR_EVERYBODY)
 
 

@@ -177,7 +177,8 @@ class GuestHouse:
         try:
             if not is_warm:
                 await machine.add_port(port)
-                await boot_shell(machine.guest, name, port, user)
+                with_32bit = self._base.with_32bit
+                await boot_shell(machine.guest, name, port, user, with_32bit=with_32bit)
             await asyncio.to_thread(disks.make_disk, place, size, 0)
             link = await link_shell(machine.folder, port, place / "run/agent.sock")
             (place / "shell.pid").write_text(str(link.pid))

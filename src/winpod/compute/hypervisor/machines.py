@@ -37,6 +37,8 @@ DRIVES, VOLUMES = "drives", "volumes"
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
 _SHARES = {DRIVES: False, VOLUMES: True}
+_GUARDED = "6"
+"""No set-user-id files and no devices, as on this side."""
 _IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
 
 
@@ -144,7 +146,7 @@ class PodMachine:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                await self.guest.ask("mount", share, f"/{share}", "virtiofs", "0", "")
+                await self.guest.ask("mount", share, f"/{share}", "virtiofs", _GUARDED, "")
             except GuestRefused as error:
                 if error.number != errno.EINVAL or time.monotonic() > deadline:
                     raise

@@ -38,7 +38,7 @@ from winpod.windows.users import ADMINISTRATOR
 
 BOOT_SECONDS = 240.0
 _BUILDING = ".building-"
-_REVISION = 1
+_REVISION = 2
 _NEEDED = {
     "conmon": "conmon",
     "ip": "iproute2",
@@ -161,17 +161,17 @@ async def _make(folder: Path, base: Base, final: Template) -> None:
     try:
         await asyncio.to_thread((work / "initial").write_bytes, initial_archive(made.kit, base))
         await asyncio.to_thread(make_base_disk, made.kit, base, work / "base.erofs")
-        await _boot_and_keep(made)
+        await _boot_and_keep(made, with_32bit=base.with_32bit)
         await asyncio.to_thread(work.rename, final.path)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
 
 
-async def _boot_and_keep(template: Template) -> None:
+async def _boot_and_keep(template: Template, *, with_32bit: bool) -> None:
     try:
         async with booted(template, template.path) as guest:
-            await begin_shell(guest)
+            await begin_shell(guest, with_32bit=with_32bit)
             await _warm_up(template.path)
             guest.close()
             await _keep(template)
@@ -224,10 +224,10 @@ def _last_words(folder: Path) -> str:
     return next(filter(None, said), "")[-_SHOWN:].strip()
 
 
-async def begin_shell(guest: Guest) -> None:
+async def begin_shell(guest: Guest, *, with_32bit: bool) -> None:
     await guest.ask("mount", "/dev/vda", "/base", "erofs", "1", "")
     await guest.ask("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
-    await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR)
+    await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR, with_32bit=with_32bit)
 
 
 async def _warm_up(folder: Path) -> None:

@@ -1,0 +1,14 @@
+/* Numbers of the system calls of this architecture that no container may make. */
+
+#include "filter.h"
+
+#include <asm/unistd_64.h>
+#include <linux/audit.h>
+
+static const uint32_t refused[] = {
+#include "refused.h"
+};
+
+const struct calls calls_64 = {
+    AUDIT_ARCH_X86_64, __NR_clone, __NR_clone3, NEW_NAMESPACES, sizeof refused / sizeof *refused, refused,
+};

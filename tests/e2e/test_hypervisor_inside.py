@@ -1,0 +1,108 @@
+"""What a container can do to its guest and to its pod, tried from inside.
+
+docs/security.md says it in words.
+"""
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cri.test_life import sandbox_config
+from tests.e2e.command_line import Winpod
+from tests.e2e.microvms import WAITS, begin, call, image, winpod
+from tests.e2e.test_security import NOT_PERMITTED, Tried, read
+from tests.e2e.waiting import eventually
+from tests.e2e.windows_programs import linux_program
+
+from winpod.compute.shell import MASKED, READONLY
+from winpod.cri.proto import api_pb2 as api
+
+__all__ = ["image", "winpod"]
+
+HANDLER = "runhcs-wcow-hypervisor-17763"
+DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "shm"}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """Of two containers, the second in a shell that was booted for it."""
+
+    winpod: Winpod
+    image: api.ImageSpec
+    folder: Path
+    sandbox: str
+    administrator: str
+    user: str
+
+    def begin(self, name: str, user: str = "") -> str:
+        context = api.WindowsContainerSecurityContext(run_as_username=user)
+        data = api.Mount(host_path=f"{self.folder}/data", container_path="C:\\data")
+        one = api.Mount(host_path=f"{self.folder}/one.txt", container_path="C:\\one.txt")
+        return begin(
+            *(self.winpod, self.image, self.sandbox, name, ["cmd", "/c", WAITS]),
+            windows=api.WindowsContainerConfig(security_context=context),
+            mounts=[data, one],
+        )
+
+    def tried(self, container: str, *words: str) -> Tried:
+        result = self.folder / "data/probe.txt"
+        result.unlink(missing_ok=True)
+        self.winpod("exec", container, "start", "/unix", "/prefix/drive_c/data/probe", *words)
+        return Tried(eventually(lambda: read(result), lambda text: text.endswith("done 0\n")))
+
+
+@pytest.fixture(scope="module")
+def pod(winpod: Winpod, image: str) -> Iterator[Pod]:
+    folder = winpod.home / "pod"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/probe").write_bytes(linux_program("probe").read_bytes())
+    for path, mode in (("data/probe", 0o755), ("data", 0o777)):
+        (folder / path).chmod(mode)
+    (folder / "one.txt").write_text("a single file")
+    assert winpod("ps").returncode == 0
+    spec = api.ImageSpec(image=image, runtime_handler=HANDLER)
+    spec = api.ImageSpec(image=call(winpod, api.PullImageRequest(image=spec)).image_ref)
+    config = sandbox_config("inside", log_directory=f"{folder}/logs")
+    request = api.RunPodSandboxRequest(config=config, runtime_handler=HANDLER)
+    sandbox = call(winpod, request).pod_sandbox_id
+    try:
+        empty = Pod(winpod, spec, folder, sandbox, "", "")
+        first, second = empty.begin("administrator"), empty.begin("user", "ContainerUser")
+        yield Pod(winpod, spec, folder, sandbox, first, second)
+    finally:
+        assert winpod("ps").returncode == 0
+        call(winpod, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+
+
+def test_the_guests_kernel_refuses_what_no_windows_program_needs(pod: Pod) -> None:
+    for container in (pod.administrator, pod.user):
+        found = pod.tried(container).errors
+        assert (found["capabilities"], found["no-new-privileges"], found["seccomp"]) == (0, 1, 2)
+        assert {name: found[name] for name in NOT_PERMITTED} == dict.fromkeys(
+            NOT_PERMITTED, errno.EPERM
+        )
+        assert found["clone3"] == errno.ENOSYS
+
+
+def test_a_container_has_no_device_of_its_guest(pod: Pod) -> None:
+    reached = ("/dev/vda", "/dev/ttyS0", "/dev/mem", "/dev/kmsg")
+    for container in (pod.administrator, pod.user):
+        found = pod.tried(container, *(f"r{path}" for path in reached))
+        assert found.named("device") == DEVICES
+        assert {found.errors[f"read:{path}"] for path in reached} == {errno.ENOENT}
+
+
+def test_a_container_changes_nothing_of_its_guest(pod: Pod) -> None:
+    kernel = ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches")
+    places = (*kernel, "/winpod/wagent.exe", "/winpod/new", "/usr/lib/new", "/new")
+    found = pod.tried(pod.administrator, *(f"w{path}" for path in places))
+    assert {found.errors[f"write:{path}"] for path in places} == {errno.EROFS}
+    assert found.named("root").isdisjoint({"drives", "volumes", "registry", "modules", "init"})
+    told = pod.winpod("exec", pod.administrator, "cmd", "/c", r"type \\?\unix\proc\1\mountinfo")
+    mounted = {row.split()[4]: row.split()[5] for row in told.stdout.splitlines()}
+    assert all(mounted[path].startswith("ro") for path in READONLY)
+    assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {*MASKED}
+    for place, options in mounted.items():
+        assert "nosuid" in options or place == "/", place
