@@ -1,10 +1,12 @@
 """What a container can do to its guest and to its pod, tried from inside.
 
-docs/security.md says it in words.
+docs/security.md says it in words. What guests are asked directly, they are asked while no runtime
+has the only connection to them.
 """
 
+import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from tests.e2e.test_security import NOT_PERMITTED, Tried, read
 from tests.e2e.waiting import eventually
 from tests.e2e.windows_programs import linux_program
 
+from winpod.compute.hypervisor.arguments import CONSOLE
+from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.shell import MASKED, READONLY
 from winpod.cri.proto import api_pb2 as api
 
@@ -36,6 +41,10 @@ class Pod:
     administrator: str
     user: str
 
+    @property
+    def machine(self) -> Path:
+        return self.winpod.root / f"runtime/sandboxes/{self.sandbox}/vm"
+
     def begin(self, name: str, user: str = "") -> str:
         context = api.WindowsContainerSecurityContext(run_as_username=user)
         data = api.Mount(host_path=f"{self.folder}/data", container_path="C:\\data")
@@ -51,6 +60,22 @@ class Pod:
         result.unlink(missing_ok=True)
         self.winpod("exec", container, "start", "/unix", "/prefix/drive_c/data/probe", *words)
         return Tried(eventually(lambda: read(result), lambda text: text.endswith("done 0\n")))
+
+    def answers(self, *questions: Sequence[str]) -> list[bytes]:
+        return ask(self.winpod, self.machine, *questions)
+
+
+def ask(winpod: Winpod, machine: Path, *questions: Sequence[str]) -> list[bytes]:
+    winpod.end_runtime()
+
+    async def each() -> list[bytes]:
+        guest = Guest(machine / "control")
+        try:
+            return [await guest.ask(*words) for words in questions]
+        finally:
+            guest.close()
+
+    return asyncio.run(each())
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +131,17 @@ def test_a_container_changes_nothing_of_its_guest(pod: Pod) -> None:
     assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {*MASKED}
     for place, options in mounted.items():
         assert "nosuid" in options or place == "/", place
+
+
+def test_of_what_a_guest_says_on_its_console_only_the_last_is_kept(pod: Pod) -> None:
+    pod.answers(*[("write", "/dev/ttyS0", f"{number}:{'x' * 4000}\n") for number in range(40)])
+
+    async def last() -> str:
+        async with Qmp(pod.machine / "qmp") as qmp:
+            return str(await qmp.do("ringbuf-read", device=CONSOLE, size=1 << 17))
+
+    said = asyncio.run(last())
+    assert len(said) <= 1 << 16
+    assert "39:x" in said
+    assert not any("xxxx" in read(file) for file in pod.machine.glob("*.log"))
+    assert not (pod.machine / CONSOLE).exists()

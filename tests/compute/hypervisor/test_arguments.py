@@ -10,9 +10,17 @@ def _machine(accelerator: Accelerator = Accelerator.EMULATION) -> Machine:
     return Machine(Path("/m"), Path("/k"), Path("/i"), Path("/b"), accelerator, 2)
 
 
-def test_a_clone_differs_from_its_template_by_waiting_only() -> None:
-    template = qemu_arguments(_machine(), waits=False)
-    assert qemu_arguments(_machine(), waits=True) == [*template, "-incoming", "defer"]
+def test_a_clone_differs_from_its_template_by_waiting_and_by_where_its_console_goes_only() -> None:
+    template, clone = (qemu_arguments(_machine(), waits=waits) for waits in (False, True))
+    del template[template.index("-chardev") + 1], clone[clone.index("-chardev") + 1]
+    assert clone == [*template, "-incoming", "defer"]
+
+
+def test_what_a_pod_says_on_its_console_takes_no_disk() -> None:
+    words = qemu_arguments(_machine(), waits=True)
+    assert words[words.index("-serial") + 1] == "chardev:console"
+    assert words[words.index("-chardev") + 1] == "ringbuf,size=65536,id=console"
+    assert not any("file" in word for word in words if "console" in word)
 
 
 def test_the_processor_is_the_machines_own_under_kvm_and_made_up_under_emulation() -> None:

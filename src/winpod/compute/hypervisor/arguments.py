@@ -1,7 +1,9 @@
 """What QEMU and virtiofsd are started with.
 
 A template and its clones must be the same machine, down to the order of their devices: what a pod
-has of its own is added to a clone while it runs.
+has of its own is added to a clone while it runs. What a guest says on its serial port is kept of a
+template in a file, because only winpod's own programs run there. A pod could say anything, without
+end: of a clone only the last of it is kept, in QEMU's memory.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ MEMORY = 512 << 20
 MOST_MEMORY = 64 << 30
 CONTROL, WARM = "control", "warm"
 """Ports that every guest has: that of its first process, and that of the shell it was kept with."""
+CONSOLE = "console"
+_KEPT_WORDS = 1 << 16
 
 SOCKETS = {"drives": 0, "volumes": 1, "network": 2, "memory": 3}
 """Which root port of the machine a device of the pod goes to."""
@@ -67,7 +71,8 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
     words += ["-object", f"{ram},prealloc=on" if reserved else ram]
     words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append"]
     words += [_KERNEL if with_kvm else f"{_KERNEL} {_EMULATED}"]
-    words += ["-serial", "file:console"]
+    kept = f"ringbuf,size={_KEPT_WORDS}" if waits else f"file,path={CONSOLE}"
+    words += ["-chardev", f"{kept},id={CONSOLE}", "-serial", f"chardev:{CONSOLE}"]
     words += ["-qmp", "unix:qmp,server=on,wait=off"]
     disk = f"raw,node-name=base,read-only=on,file.driver=file,file.filename={machine.base}"
     words += ["-blockdev", f"{disk},file.locking=off"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from winpod.compute.agent import Agent, Program
 from winpod.compute.errors import KitFailed, MachineFailed, MachineGone
 from winpod.compute.hypervisor.accelerator import Accelerator, find_accelerator
-from winpod.compute.hypervisor.arguments import CONTROL, WARM, Machine, qemu_arguments
+from winpod.compute.hypervisor.arguments import CONSOLE, CONTROL, WARM, Machine, qemu_arguments
 from winpod.compute.hypervisor.guest import Guest
 from winpod.compute.hypervisor.guest_image import initial_archive, make_base_disk
 from winpod.compute.hypervisor.guest_shells import WARM_SHELL, boot_shell, link_shell
@@ -219,7 +219,7 @@ async def _until_up(guest: Guest, process: asyncio.subprocess.Process, folder: P
 
 def _last_words(folder: Path) -> str:
     """Of QEMU, else of the guest's kernel."""
-    logs = (folder / name for name in ("qemu.log", "console"))
+    logs = (folder / name for name in ("qemu.log", CONSOLE))
     said = (log.read_text(errors="replace").strip() for log in logs if log.exists())
     return next(filter(None, said), "")[-_SHOWN:].strip()
 
