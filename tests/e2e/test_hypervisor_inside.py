@@ -1,4 +1,4 @@
-"""What a container can do to its guest and to its pod, tried from inside.
+"""What a container can do to its guest and to its pod, tried from inside, and what it leaves there.
 
 docs/security.md says it in words. What guests are asked directly, they are asked while no runtime
 has the only connection to them.
@@ -6,8 +6,10 @@ has the only connection to them.
 
 import asyncio
 import errno
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ __all__ = ["image", "winpod"]
 
 HANDLER = "runhcs-wcow-hypervisor-17763"
 DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "shm"}
+MANY = 3
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,34 @@ def test_a_container_changes_nothing_of_its_guest(pod: Pod) -> None:
     assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {*MASKED}
     for place, options in mounted.items():
         assert "nosuid" in options or place == "/", place
+
+
+def test_containers_that_go_leave_nothing_in_their_guest_nor_on_the_machine(pod: Pod) -> None:
+    groups = ("read", "/sys/fs/cgroup/cgroup.stat")
+    mounted = ("read", "/proc/1/mountinfo")
+    before = pod.answers(groups, mounted)
+    assert pod.winpod("ps").returncode == 0
+    gone = [pod.begin(f"one-of-{number}") for number in range(MANY)]
+    for container in gone:
+        call(pod.winpod, api.RemoveContainerRequest(container_id=container))
+    eventually(lambda: _left(pod, gone), not_)
+    after = pod.answers(groups, mounted)
+    assert _descendants(after[0]) == _descendants(before[0])
+    assert len(after[1].splitlines()) == len(before[1].splitlines()), after[1].decode()
+    for container in gone:
+        assert container not in after[1].decode()
+
+
+def _descendants(stat: bytes) -> bytes:
+    return next(row for row in stat.splitlines() if row.startswith(b"nr_descendants"))
+
+
+def _left(pod: Pod, containers: Sequence[str]) -> list[str]:
+    """Of containers, on the machine: their files, mounts, and disks that somebody still has."""
+    loops = subprocess.run(["losetup", "-l", "-n", "-O", "BACK-FILE"], capture_output=True)
+    rows = [*loops.stdout.decode().splitlines(), *Path("/proc/mounts").read_text().splitlines()]
+    rows += map(str, pod.machine.glob("*/*"))
+    return [row for row in rows if any(container in row for container in containers)]
 
 
 def test_of_what_a_guest_says_on_its_console_only_the_last_is_kept(pod: Pod) -> None:

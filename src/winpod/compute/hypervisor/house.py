@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winpod.compute import cgroups, disks, mounts
+from winpod.compute import cgroups, disks
 from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
 from winpod.compute.disk_sources import DISKS
 from winpod.compute.drive import Drive
@@ -42,8 +42,9 @@ from winpod.compute.hypervisor.guest_shells import (
 )
 from winpod.compute.hypervisor.lines import Lines
 from winpod.compute.hypervisor.links import open_tap, read_link, tell_guest
-from winpod.compute.hypervisor.machines import DRIVES, VOLUMES, PodMachine
+from winpod.compute.hypervisor.machines import PodMachine
 from winpod.compute.hypervisor.rates import hold_drive, rates_of_drive, rates_of_pod
+from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, withdraw
 from winpod.compute.hypervisor.sizing import Size
 from winpod.compute.hypervisor.template import Template, Templates
 from winpod.compute.identity import resolver_file
@@ -290,14 +291,14 @@ class GuestHouse:
         room = GuestRoom(place)
         folder, container = machine_of(room), place.parent.name
         PodMachine(folder).size.forget(container)
-        if room.id and PodMachine(folder).pid:
+        lives = bool(room.id and PodMachine(folder).pid)
+        if lives:
             machine = self.machine(folder)
             with contextlib.suppress(MachineGone, MachineFailed, GuestRefused):
                 await end_shell(machine.guest, room.id)
                 if room.id != WARM_SHELL:
                     await machine.remove_port((place / "port").read_text())
-        for mounted in (folder / DRIVES / container, *(folder / VOLUMES / container).glob("*")):
-            await asyncio.to_thread(mounts.unmount, mounted)
+        await withdraw(folder, container, self.machine(folder).guest if lives else None)
         await asyncio.to_thread(disks.remove_disk, place)
         await asyncio.to_thread(shutil.rmtree, place)
 

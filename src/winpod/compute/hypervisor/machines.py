@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import secrets
 import signal
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from winpod.compute import cgroups, mounts
-from winpod.compute.errors import GuestRefused, MachineFailed
+from winpod.compute.errors import MachineFailed
 from winpod.compute.hypervisor.arguments import (
     CONTROL,
     SOCKETS,
@@ -28,17 +27,12 @@ from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
 from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.guest_disks import GuestDisks
 from winpod.compute.hypervisor.qmp import Qmp
+from winpod.compute.hypervisor.shares import SHARES, mount_share
 from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
 from winpod.compute.hypervisor.template import Template
 from winpod.compute.processes import is_about, read_pid, until_gone
 
-DRIVES, VOLUMES = "drives", "volumes"
-"""What of the host a guest sees: the drives of its containers, and what they have mounted."""
-
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
-_SHARES = {DRIVES: False, VOLUMES: True}
-_GUARDED = "6"
-"""No set-user-id files and no devices, as on this side."""
 _IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
 
 
@@ -66,7 +60,7 @@ class PodMachine:
     async def clone(self, template: Template, asked: MachineAsked) -> None:
         """Returns when the guest answers, of the size asked for; else nothing of it runs."""
         refuse_beyond(Size(asked.memory), most_here())
-        for share in _SHARES:
+        for share in SHARES:
             (self.folder / share).mkdir(parents=True)
         try:
             await self._run(template, asked)
@@ -80,7 +74,7 @@ class PodMachine:
         await self._start(
             "memory", ["cp", "--sparse=always", str(template.memory), str(self._memory)]
         )
-        for share, changes in _SHARES.items():
+        for share, changes in SHARES.items():
             words = virtiofsd_arguments(Path(f"{share}.sock"), Path(share), changes=changes)
             await self._start(share, template.kit.virtiofsd(*words))
         words = qemu_arguments(template.machine(self._memory), waits=True, reserved=asked.reserved)
@@ -107,7 +101,7 @@ class PodMachine:
     async def _resume(self, template: Template) -> None:
         """What the template was, and then the devices of the pod's own."""
         await self._until_listens("qemu", "qmp")
-        for share in _SHARES:
+        for share in SHARES:
             await self._until_listens(share, f"{share}.sock")
         async with Qmp(self.folder / "qmp") as qmp:
             shared = [{"capability": "x-ignore-shared", "state": True}]
@@ -117,7 +111,7 @@ class PodMachine:
                 if status == "failed":
                     raise MachineFailed(f"it could not be resumed: {self._said('qemu')}")
                 await asyncio.sleep(0.005)
-            for share in _SHARES:
+            for share in SHARES:
                 address = {"type": "unix", "data": {"path": f"{share}.sock"}}
                 backend = {"type": "socket", "data": {"addr": address, "server": False}}
                 await qmp.do("chardev-add", id=share, backend=backend)
@@ -138,21 +132,8 @@ class PodMachine:
         await self.guest.until_up(PATIENCE, lambda: self._lives("qemu"))
         await self.guest.ask("clock", f"{time.time():.6f}")
         await self.guest.ask("stir", secrets.token_hex(64))
-        for share in _SHARES:
-            await self._mount(share)
-
-    async def _mount(self, share: str) -> None:
-        """A device that was just added is there when the guest has seen it."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                await self.guest.ask("mount", share, f"/{share}", "virtiofs", _GUARDED, "")
-            except GuestRefused as error:
-                if error.number != errno.EINVAL or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
-            else:
-                return
+        for share in SHARES:
+            await mount_share(self.guest, share)
 
     def _lives(self, name: str) -> bool:
         pid = read_pid(self.folder / f"{name}.pid")
@@ -188,12 +169,12 @@ class PodMachine:
 
     async def until_dead(self) -> None:
         """Until QEMU has ended, or a server of its files: a guest that waits for one is no use."""
-        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *_SHARES))
+        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
         ends = [
             asyncio.ensure_future(until_gone(pid)) for pid in found if pid and self._is_own(pid)
         ]
         try:
-            if len(ends) > len(_SHARES):
+            if len(ends) > len(SHARES):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
@@ -202,7 +183,7 @@ class PodMachine:
     async def kill(self) -> None:
         """All that runs of it."""
         self.guest.close()
-        for name in ("qemu", *_SHARES, "memory"):
+        for name in ("qemu", *SHARES, "memory"):
             pid = read_pid(self.folder / f"{name}.pid")
             if pid and self._is_own(pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -220,7 +201,7 @@ class PodMachine:
         await self.kill()
         await asyncio.to_thread(cgroups.remove_group, self.group)
         self._memory.unlink(missing_ok=True)
-        for share in _SHARES:
+        for share in SHARES:
             for folder in (*(self.folder / share).glob("*/*"), *(self.folder / share).glob("*")):
                 await asyncio.to_thread(mounts.unmount, folder)
 
