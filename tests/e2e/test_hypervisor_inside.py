@@ -7,6 +7,7 @@ has the only connection to them.
 import asyncio
 import errno
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import not_
@@ -176,3 +177,26 @@ def test_of_what_a_guest_says_on_its_console_only_the_last_is_kept(pod: Pod) -> 
     assert "39:x" in said
     assert not any("xxxx" in read(file) for file in pod.machine.glob("*.log"))
     assert not (pod.machine / CONSOLE).exists()
+
+
+def test_clones_have_numbers_addresses_and_a_clock_of_their_own(pod: Pod) -> None:
+    options = ("-d", "--name", "clone", "--isolation", "hypervisor")
+    name = f"oci:{pod.winpod.home}/images:old"
+    began = pod.winpod("run", *options, name, "cmd", "/c", WAITS)
+    assert began.returncode == 0, began.stderr
+    all_of_them = list(pod.winpod.root.glob("runtime/sandboxes/*/vm"))
+    assert len(all_of_them) == 2
+    random = ("read", "/dev/urandom", "32")
+    address = ("read", "/sys/class/net/eth0/address")
+    clock = (("read", "/proc/stat"), ("read", "/proc/uptime"))
+    numbers, addresses = set(), set()
+    for machine in all_of_them:
+        before = time.time()
+        number, mac, stat, uptime = ask(pod.winpod, machine, random, address, *clock)
+        began_at = next(row for row in stat.decode().splitlines() if row.startswith("btime"))
+        now = int(began_at.split()[1]) + float(uptime.split()[0])
+        assert before - 2 <= now <= time.time() + 2
+        numbers.add(number)
+        addresses.add(mac)
+    assert len(numbers) == len(addresses) == 2
+    assert pod.winpod("rm", "-f", "clone").returncode == 0
