@@ -25,7 +25,7 @@ _FROM_EMPTY, _TO_EMPTY = 0x4, 0x40
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _OWNERS = 0x1, 0x2, 0x4, 0x100000
 _RESOLVE_IN_ROOT = 0x10
 _CLONE_FS, _NEW_MOUNTS = 0x200, 0x20000
-_DETACH = 2
+_DETACH, _NO_FOLLOW = 2, 8
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def mount_overlay(lower: Sequence[int], disk: Path | None, target: Path) -> None
 
 
 def unmount(path: Path) -> None:
-    """All that is mounted on a path; nothing is fine too."""
-    while _libc.umount2(os.fsencode(path), _DETACH) == 0:
+    """All that is mounted on a path; nothing is fine too, and what a link leads to stays."""
+    while _libc.umount2(os.fsencode(path), _DETACH | _NO_FOLLOW) == 0:
         pass
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOENT):
         _check(-1)

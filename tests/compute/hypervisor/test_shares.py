@@ -12,7 +12,7 @@ import pytest
 from winpod.compute import mounts
 from winpod.compute.errors import GuestRefused, MachineGone
 from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, withdraw
+from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, clear_shares, withdraw
 
 MINE = ("volumes/one/0", "volumes/one/1", "volumes/one", "drives/one")
 
@@ -103,3 +103,22 @@ async def test_a_guest_that_refuses_or_is_gone_holds_up_nothing(
     guest = StandInGuest(machine, error=guest_error) if guest_error else None
     await withdraw(machine, "one", guest)
     assert _left(machine) == {"drives/other"}
+
+
+def test_no_link_of_a_guests_leads_to_what_is_the_hosts(machine: Path) -> None:
+    """Whoever has broken into a guest can put links where its containers have their places."""
+    source = machine.parent / "source"
+    (source / "0").mkdir()
+    mounted = machine.parent / "mounted"
+    (mounted / "inner").mkdir(parents=True)
+    subprocess.run(["mount", "--bind", str(source), str(mounted / "inner")], check=True)
+    try:
+        for place in ("drives/hostile", "volumes/hostile"):
+            (machine / place).symlink_to(mounted)
+        (machine / "volumes/one/2").symlink_to(mounted / "inner")
+        clear_shares(machine)
+        assert (mounted / "inner/kept.txt").read_text() == "of the host"
+        assert (mounted / "inner/0").is_dir()
+    finally:
+        mounts.unmount(mounted / "inner")
+    assert _left(machine) == set()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from winpod.compute import cgroups, mounts
+from winpod.compute import cgroups
 from winpod.compute.errors import MachineFailed
 from winpod.compute.hypervisor.arguments import (
     CONTROL,
@@ -27,7 +27,7 @@ from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
 from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.guest_disks import GuestDisks
 from winpod.compute.hypervisor.qmp import Qmp
-from winpod.compute.hypervisor.shares import SHARES, mount_share
+from winpod.compute.hypervisor.shares import SHARES, clear_shares, mount_share
 from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
 from winpod.compute.hypervisor.template import Template
 from winpod.compute.processes import is_about, read_pid, until_gone
@@ -201,9 +201,7 @@ class PodMachine:
         await self.kill()
         await asyncio.to_thread(cgroups.remove_group, self.group)
         self._memory.unlink(missing_ok=True)
-        for share in SHARES:
-            for folder in (*(self.folder / share).glob("*/*"), *(self.folder / share).glob("*")):
-                await asyncio.to_thread(mounts.unmount, folder)
+        await asyncio.to_thread(clear_shares, self.folder)
 
 
 def _powerless(asked: MachineAsked) -> list[str]:
