@@ -402,7 +402,7 @@ def test_who_starts_processes_without_end_is_refused_and_harms_no_neighbour(pod:
         starting.kill()
         starting.communicate()
     assert 0 < int(said[-1].split()[0]) < 12, said
-    assert "still here" in eventually(lambda: pod.exec("echo still here", pod.server))
+    eventually(lambda: pod.exec("echo still here", pod.server), lambda said: "still here" in said)
 
 
 def _let_have_few(pod: Pod, container: str, more: int) -> None:
