@@ -255,6 +255,19 @@ def test_jobs_end_and_daemons_are_everywhere(played: Played) -> None:
         assert "Windows 10.0.20348" in played.command(*line).stdout
 
 
+def test_a_log_that_grows_without_end_is_moved_aside(played: Played) -> None:
+    (played.folder / "content/lines.txt").write_text(("x" * 99 + "\n") * 20_000)
+    name = f"oci:{played.images}:registry.example/lines:1.0"
+    packed = played.command("image", "pack", f"{played.folder}/content", "-t", name, *BUILDS)
+    assert packed.returncode == 0, packed.stderr
+    line = ["cmd", "/c", "for /L %i in (1,0,2) do @type C:\\lines.txt"]
+    writing = template("registry.example/lines:1.0", container={"command": line})
+    del writing["spec"]["containers"][0]["readinessProbe"]
+    played.play(workload("Deployment", "lines", writing))
+    nodes = played.command.root / "nodes"
+    eventually(lambda: len(list(nodes.rglob("*.log.*"))) > 1)
+
+
 def test_files_that_change_are_followed(played: Played) -> None:
     file = played.folder / "watched.yaml"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, **template()}

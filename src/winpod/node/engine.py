@@ -24,6 +24,7 @@ from winpod.node.checks import Checks
 from winpod.node.facts import NodeFacts
 from winpod.node.health import Result
 from winpod.node.image_garbage import ImageGarbage
+from winpod.node.log_rotation import LogRotation
 from winpod.node.means import Means, utc_now
 from winpod.node.pods import is_static, uid_of
 from winpod.node.probes import Kind
@@ -43,6 +44,7 @@ from winpod.windows.errors import WinpodError
 REFRESH_SECONDS = 60.0
 RELIEF_SECONDS = 10.0
 GARBAGE_SECONDS = 300.0
+LOG_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,7 @@ class Engine:
             pace=pace or Pace(),
         )
         self._images = ImageGarbage(self._means)
+        self._logs = LogRotation(client)
         self._relief = Relief(self._means, self._images, self._could_go)
         taking = Taking(self._means, self._taken, self._relief.pressures, self._active)
         self._neighbours = Neighbours(self._taken, taking.refusal)
@@ -112,6 +115,7 @@ class Engine:
         if not self._means.facts.is_simulated:
             self._begin(RELIEF_SECONDS, self._relief.look)
             self._begin(GARBAGE_SECONDS, self._collect_images)
+            self._begin(LOG_SECONDS, self._logs.look)
 
     async def stop(self) -> None:
         """Pods go on; nobody looks after them."""

@@ -40,7 +40,6 @@ from winpod.node.credentials import (
 from winpod.node.discovery import discover
 from winpod.node.facts import NodeFacts
 from winpod.node.following import Following
-from winpod.node.log_rotation import LogRotation
 from winpod.node.node_status import Machine, document_labels
 from winpod.node.runtimes import handlers_of, place_of, runtime_at, runtime_of
 from winpod.node.server import NodeServer
@@ -192,7 +191,6 @@ async def run_node(node: Joined, part: Part) -> None:
             for_good("objects", objects.run),
             for_good("services", cluster.run),
             for_good("pods", pods.run),
-            for_good("logs", LogRotation(client).run),
             for_good("access", lambda: keep_access(node.identity, access, server)),
             _client_kept(node, server, renewals),
             _serving_kept(node, subject, server, renewals),

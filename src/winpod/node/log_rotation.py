@@ -21,7 +21,6 @@ from winpod.windows.errors import WinpodError
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_FILES = 5
-_LOOK_SECONDS = 10.0
 _MOVED = "%Y%m%d-%H%M%S"
 _PACKED, _UNFINISHED = ".gz", ".tmp"
 _log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ def tidying(log: str, present: Collection[str], max_files: int) -> Tidying:
 
 
 class LogRotation:
-    """`run` it beside the engine; every container of the runtime that runs is looked after."""
+    """Every container of the runtime that runs is looked after."""
 
     def __init__(
         self,
@@ -63,14 +62,6 @@ class LogRotation:
         self._max_files = max_files
         self._clock = clock
         self._paths: dict[str, Path | None] = {}
-
-    async def run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except WinpodError as error:
-                _log.debug("logs are not looked after: %s", error)
-            await asyncio.sleep(_LOOK_SECONDS)
 
     async def look(self) -> None:
         """Once through all logs."""
