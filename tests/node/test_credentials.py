@@ -20,6 +20,7 @@ from winpod.node.certificates import (
     Validity,
     of_node,
     read_validity,
+    validity_of,
     write_chain,
 )
 from winpod.node.credentials import Identity, ensure_serving, needs_bootstrap
@@ -175,9 +176,10 @@ async def test_a_token_in_a_file_is_kept_for_a_while_and_read_again_when_it_is_r
     assert await access.headers() == {"Authorization": "Bearer two"}
 
 
-def test_alerts_are_told_how_long_certificates_are_good() -> None:
-    client = Key.new().self_signed(of_node("win-1"), NOW)
-    told = certificate_families(client, b"", Renewals(serving_errors=2), NOW + timedelta(days=1))
+def test_alerts_are_told_how_long_certificates_are_good(tmp_path: Path) -> None:
+    client = validity_of(Key.new().self_signed(of_node("win-1"), NOW))
+    absent = read_validity(tmp_path / "while-it-is-replaced.pem")
+    told = certificate_families(client, absent, Renewals(serving_errors=2), NOW + timedelta(days=1))
     found = {family.name: family.samples[0].value for family in told}
     assert 360 * 86400 < found["kubelet_certificate_manager_client_ttl_seconds"] < 365 * 86400
     assert found["kubelet_certificate_manager_server_ttl_seconds"] == inf

@@ -9,7 +9,7 @@ from math import inf
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from winpod.node.certificates import validity_of
+from winpod.node.certificates import Validity
 
 _CLIENT, _SERVING = "kubelet_certificate_manager_client", "kubelet_certificate_manager_server"
 
@@ -23,13 +23,12 @@ class Renewals:
 
 
 def certificate_families(
-    client: bytes, serving: bytes, renewals: Renewals, now: datetime
+    client: Validity | None, serving: Validity | None, renewals: Renewals, now: datetime
 ) -> Iterator[Metric]:
-    for name, chain, words in (
+    for name, validity, words in (
         (f"{_CLIENT}_ttl_seconds", client, "How long the client certificate is good."),
         (f"{_SERVING}_ttl_seconds", serving, "How long the serving certificate is good."),
     ):
-        validity = validity_of(chain)
         left = (validity.ends - now).total_seconds() if validity else inf
         yield GaugeMetricFamily(name, f"{words} Infinite where there is none.", left)
     for name, errors in (

@@ -26,7 +26,7 @@ from winpod.node.agent import Agent, for_good
 from winpod.node.api import ApiServer
 from winpod.node.api_source import ApiObjects, ClusterWide, of_node
 from winpod.node.certificate_metrics import Renewals, certificate_families
-from winpod.node.certificates import Subject, utc_now
+from winpod.node.certificates import Subject, read_validity, utc_now, validity_of
 from winpod.node.credentials import (
     Identity,
     bootstrap,
@@ -261,8 +261,8 @@ def _certificates_counted(access: Access, files: ServingFiles, renewals: Renewal
     """As they are when they are asked for."""
 
     def count() -> Iterable[Metric]:
-        serving = files.certificate.read_bytes()
-        return certificate_families(access.chain, serving, renewals, utc_now())
+        client, serving = validity_of(access.chain), read_validity(files.certificate)
+        return certificate_families(client, serving, renewals, utc_now())
 
     return count
 
