@@ -73,8 +73,9 @@ class SmallNode:
         return any(image["sizeBytes"] >= size for image in images)
 
     def write(self, pod: str, count: int, name: str) -> None:
-        """That many pieces of disk, in a container's own C:."""
-        line = f"for /l %i in (1,1,{count}) do copy C:\\piece C:\\{name}%i >nul"
+        """That many pieces of disk, in a volume: a container's own C: was never promised more than
+        the machine had."""
+        line = f"for /l %i in (1,1,{count}) do copy C:\\piece C:\\data\\{name}%i >nul"
         self.cluster.exec(NAMESPACE, pod, "cmd", "/c", line)
 
     def fill(self, pod: str, name: str) -> None:
@@ -122,7 +123,11 @@ def packed(folder: Path, name: str, *files: Path) -> str:
 
 
 def pod(name: str, image: str, *command: str, **spec: Any) -> dict[str, Any]:
-    placed = windows_spec(image, *command, nodeName=NAME, **spec)
+    mounted = {"volumeMounts": [{"name": "data", "mountPath": "C:\\data"}]}
+    volumes = [{"name": "data", "emptyDir": {}}]
+    placed = windows_spec(
+        image, *command, nodeName=NAME, container=mounted, volumes=volumes, **spec
+    )
     metadata = {"name": name, "namespace": NAMESPACE}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": placed}
 
