@@ -7,7 +7,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@ struct line {
 static struct line lines[2];
 static char path[PATH_MAX];
 static int file = -1;
+static long long limit;
 static uint8_t gathered[2 * (HEAD + LOG_LINE)];
 static size_t filled;
 static uint64_t lost;
@@ -33,16 +36,27 @@ static int open_file(void)
     return open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0640);
 }
 
-bool log_open(int bundle)
+/* What a file of a bundle says, as text: nothing where there is none. */
+static bool read_text(int bundle, const char *name, char *text, size_t size)
 {
-    int named = openat(bundle, "log_path", O_RDONLY | O_CLOEXEC);
+    int named = openat(bundle, name, O_RDONLY | O_CLOEXEC);
     if (named < 0)
         return errno == ENOENT;
-    ssize_t size = read(named, path, sizeof path - 1);
+    ssize_t now = read(named, text, size - 1);
     close(named);
-    if (size <= 0)
-        return size == 0;
-    path[size] = 0;
+    text[now > 0 ? now : 0] = 0;
+    return now >= 0;
+}
+
+bool log_open(int bundle)
+{
+    char bytes[24] = "";
+    if (!read_text(bundle, "log_path", path, sizeof path)
+        || !read_text(bundle, "log_limit", bytes, sizeof bytes))
+        return false;
+    limit = atoll(bytes);
+    if (!*path)
+        return true;
     file = open_file();
     return file >= 0;
 }
@@ -54,6 +68,23 @@ void log_reopen(void)
         return;
     close(file);
     file = next;
+}
+
+static bool is_too_long(void)
+{
+    struct stat about;
+    return limit && !fstat(file, &about) && about.st_size >= limit;
+}
+
+/* One whose name cannot be changed begins anew in its place. */
+static void move_aside(void)
+{
+    static char aside[sizeof path + 2];
+    snprintf(aside, sizeof aside, "%s.1", path);
+    rename(path, aside);
+    log_reopen();
+    if (is_too_long() && ftruncate(file, 0))
+        lost_because = errno;
 }
 
 /* Writes whole lines. Returns how many bytes of them are in the file; it never ends in half of one. */
@@ -110,6 +141,8 @@ static void write_out(void)
     for (; written < filled; written++)
         lost += gathered[written] == '\n';
     filled = 0;
+    if (is_too_long())
+        move_aside();
 }
 
 static void put_line(bool errors, const uint8_t *text, uint32_t size, bool whole)

@@ -3,6 +3,8 @@
  * A program's line ends with \n or \r\n. The parts of one that is longer than LOG_LINE, and what
  * has no end when the program ends, have the tag P; a whole line, and a long one's last part, F.
  * What finds no room on the disk is left out and counted, and the log says so once it can.
+ * A log with a limit that has come to it is moved to its own name with .1 at the end, in the place
+ * of the one that was there, and goes on in a new file.
  */
 
 #ifndef WINPOD_LOG_H
@@ -13,7 +15,8 @@
 
 #define LOG_LINE 16384u
 
-/* Opens the log that the file `log_path` of a bundle names, if it names one. */
+/* Opens the log that the file `log_path` of a bundle names, if it names one. `log_limit` is how many
+ * bytes it may have; without one somebody else looks after it. */
 bool log_open(int bundle);
 
 /* Opens the same path again, for a log that was moved away. The old one stays if that fails. */

@@ -136,6 +136,29 @@ async def test_a_moved_log_is_opened_again_and_no_line_is_lost_or_doubled(
         assert [line[2] for line in lines] == [f"{turn} {number}" for number in range(3)]
 
 
+@pytest.mark.parametrize("disturb", ["nothing", "removed", "in the way"])
+def test_a_log_with_a_limit_keeps_its_end_in_two_files(
+    shell: StandinShell, start: Callable[..., Logged], disturb: str
+) -> None:
+    (shell.folder / "log_limit").write_text("1000")
+    logged = start()
+    aside = logged.log.with_name("log.1")
+    if disturb == "in the way":
+        (aside / "folder").mkdir(parents=True)
+    if disturb == "removed":
+        logged.log.unlink()
+    lines = [f"{number:09}" for number in range(195)]
+    for line in lines:
+        logged.say(line.encode() + b"\n")
+    logged.end()
+    files = [logged.log] if disturb == "in the way" else [aside, logged.log]
+    assert all(file.stat().st_size < 1100 for file in files)
+    found = [content for file in files for _, _, content in read_log(file)]
+    assert found == lines[-len(found) :]
+    if disturb != "in the way":
+        assert len(found) > 15
+
+
 async def test_what_cannot_be_opened_again_is_said_and_the_old_log_goes_on(
     start: Callable[..., Logged], tmp_path: Path
 ) -> None:

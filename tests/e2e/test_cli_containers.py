@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.command_line import Winpod, image, winpod
 from tests.e2e.test_run import read_until
 from tests.e2e.waiting import eventually
+from tests.e2e.windows_programs import c_program
 
 __all__ = ["image", "winpod"]
 
@@ -64,6 +65,27 @@ def test_a_log_is_followed_to_the_end(winpod: Winpod, talking: str) -> None:
     stamped = winpod("logs", "-t", talking).stdout.splitlines()
     assert stamped[0].endswith(every[0])
     assert stamped[0].startswith("20")
+
+
+def test_a_flood_of_lines_leaves_the_disk_as_it_is(winpod: Winpod, image: str) -> None:
+    program = c_program("hostile")
+    mount = f"{program.parent}:C:\\programs:ro"
+    flood = f"C:\\programs\\{program.name}"
+    started = winpod("run", "-d", "--name", "flood", "-v", mount, image, flood, "flood")
+    assert started.returncode == 0, started.stderr
+    folder = winpod.root / "runtime/logs/flood"
+    aside = folder / "app.log.1"
+    eventually(aside.exists)
+    first = aside.stat().st_ino
+    eventually(lambda: aside.stat().st_ino != first)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 102 << 20
+    winpod("stop", "-t", "0", "flood")
+    lines = winpod("logs", "flood").stdout.splitlines()
+    assert len(lines) * 100 > 25 << 20
+    assert set(lines[1:-1]) == {"x" * 99, "x" * (99 + 65536 % 100)}
+    assert winpod("logs", "-n", "2", "flood").stdout.splitlines() == lines[-2:]
+    winpod("rm", "flood")
+    assert not folder.exists()
 
 
 def test_somebody_joins_and_leaves_a_terminal(winpod: Winpod, image: str) -> None:

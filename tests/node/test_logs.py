@@ -102,6 +102,43 @@ async def test_a_log_is_followed_across_rotations_to_its_end(path: Path) -> None
     assert found == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (None, ["one", "two", "three", "four"]),
+        (0, []),
+        (1, ["four"]),
+        (2, ["three", "four"]),
+        (3, ["two", "three", "four"]),
+        (9, ["one", "two", "three", "four"]),
+    ],
+)
+def test_a_log_begins_in_what_was_moved_aside(
+    path: Path, last: int | None, expected: list[str]
+) -> None:
+    write(path, entry("one") + entry("two"))
+    rotate(path, before_reopening="")
+    write(path, entry("three") + entry("four"))
+    assert said(list(Log(path, last).read())) == expected
+
+
+def test_a_reader_misses_nothing_that_is_still_there(path: Path) -> None:
+    write(path, entry("one"))
+    log = Log(path)
+    assert said(list(log.read())) == ["one"]
+    rotate(path, before_reopening=entry("two"))
+    assert said(list(log.read())) == ["two"]
+    write(path, entry("three"))
+    rotate(path, before_reopening=entry("four"))
+    write(path, entry("five"))
+    assert said(list(log.read())) == ["three", "four", "five"]
+    for word in ("six", "seven", "eight"):
+        rotate(path, before_reopening=entry(word))
+        write(path, "")
+    assert said(list(log.read())) == ["six", "eight"]
+    log.close()
+
+
 def test_a_log_that_is_not_there_yet_is_read_when_it_is(path: Path) -> None:
     log = Log(path, 5)
     assert list(log.read()) == []

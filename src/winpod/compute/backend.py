@@ -34,7 +34,10 @@ class SandboxAsked:
 
 @dataclass(frozen=True, slots=True)
 class ContainerParts:
-    """One container, planned, and where its parts are."""
+    """One container, planned, and where its parts are.
+
+    A log that has a limit keeps itself within it; others are looked after by who asked for them.
+    """
 
     id: str
     sandbox: str
@@ -42,6 +45,7 @@ class ContainerParts:
     build: Build
     layers: tuple[Path, ...]
     log_path: str
+    log_limit: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,5 +267,6 @@ def _write_down(
     (folder / _ISOLATION).write_text(isolation)
     (folder / "start").write_bytes(program_of(plan).encode())
     (folder / "log_path").write_text(asked.log_path)
+    (folder / "log_limit").write_text(str(asked.log_limit))
     write_pipes(folder, pipes)
     (folder / "stdio").write_text(" ".join(name for name, is_so in wanted.items() if is_so))

@@ -27,6 +27,7 @@ from winpod.compute.plan import (
 )
 from winpod.compute.processes import to_its_end
 from winpod.compute.resources import Asked, enforce
+from winpod.cri.labels import RUN_LABEL
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.resources import asked_change, asked_resources, write_resources
 from winpod.cri.rpc import MESSAGE_LIMIT
@@ -48,6 +49,8 @@ _PAGE = 100
 _OUTPUT_LIMIT = MESSAGE_LIMIT - 1024
 _START_FAILED = 128
 _NOBODY_SAW = 255
+_RUN_LOG_LIMIT = 50 << 20
+"""Of a log that no node rotates; as much again is kept of what was before."""
 
 
 class NotRunning(WinpodError):
@@ -179,6 +182,7 @@ class Containers:
             build=parse_version(image.os_version) or self._host,
             layers=tuple(self._store.layers_of(image)),
             log_path=container.log_path,
+            log_limit=_RUN_LOG_LIMIT if RUN_LABEL in container.known.labels else 0,
         )
 
     async def _unmake(self, container: Container) -> None:

@@ -65,7 +65,8 @@ class Ended:
         if container and container.log_path and RUN_LABEL in sandbox.known.labels:
             log = Path(container.log_path)
             with contextlib.suppress(OSError):
-                log.unlink(missing_ok=True)
+                for file in log.parent.glob(f"{log.name}*"):
+                    file.unlink()
                 log.parent.rmdir()
 
     async def finish(self) -> None:

@@ -1,8 +1,9 @@
 """A container's log in kubelet's format: its last lines, the rest, and what comes after.
 
 A log is followed across rotations: what was still written to the file that was moved away comes
-first, then the file that took its place. A line longer than the format allows is written in
-parts, and counts once.
+first, then the file that took its place. One that its writer keeps within a limit begins in the
+file that was moved to its name with .1. A line longer than the format allows is written in parts,
+and counts once.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ class Log:
 
     def __init__(self, path: Path, last: int | None = None) -> None:
         self._path = path
-        self._file = self._open()
+        self._aside = path.with_name(f"{path.name}.1")
+        self._files: list[int] = []
+        self._files += self._open_new()
         self._rest = b""
-        if self._file is not None and last is not None:
-            os.lseek(self._file, _start_of_last(self._file, last), os.SEEK_SET)
+        if last is not None:
+            self._skip_to_last(last)
 
     def read(self) -> Iterator[Line]:
         """What is new."""
+        if not self._files or not _is_at(self._path, self._files[-1]):
+            self._files += self._open_new()
         yield from self._read()
-        if self._file is None or self._is_rotated(self._file):
-            yield from self._read()
-            self.close()
-            self._file, self._rest = self._open(), b""
+        while len(self._files) > 1:
+            os.close(self._files.pop(0))
+            self._rest = b""
             yield from self._read()
 
     async def follow(self, ended: asyncio.Future[Any]) -> AsyncIterator[Line]:
@@ -73,33 +77,59 @@ class Log:
             if not is_last:
                 await asyncio.wait((ended,), timeout=_POLL_SECONDS)
 
+    def _open_new(self) -> list[int]:
+        """The files after the one that is open, older ones first, as they are at one moment."""
+        older, newer = _open(self._aside), _open(self._path)
+        while not _is_at(self._aside, older):
+            _close(older, newer)
+            older, newer = _open(self._aside), _open(self._path)
+        files = [file for file in (older, newer) if file is not None]
+        if self._files and files and os.path.sameopenfile(files[0], self._files[-1]):
+            os.close(files.pop(0))
+        return files
+
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        while self._files:
+            os.close(self._files.pop())
 
-    def _open(self) -> int | None:
-        try:
-            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-
-    def _is_rotated(self, file: int) -> bool:
-        try:
-            return not os.path.samestat(self._path.stat(), os.fstat(file))
-        except FileNotFoundError:
-            return False
+    def _skip_to_last(self, count: int) -> None:
+        for file in reversed(self._files):
+            start, found = _start_of_last(file, count)
+            os.lseek(file, start, os.SEEK_SET)
+            count -= found
 
     def _read(self) -> Iterator[Line]:
-        while self._file is not None and (data := os.read(self._file, _BLOCK)):
+        while self._files and (data := os.read(self._files[0], _BLOCK)):
             *whole, self._rest = (self._rest + data).split(b"\n")
             for text in whole:
                 if line := parse_line(text):
                     yield line
 
 
-def _start_of_last(file: int, count: int) -> int:
-    """Where so many lines from the end begin, with all parts of each."""
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+
+
+def _close(*files: int | None) -> None:
+    for file in files:
+        if file is not None:
+            os.close(file)
+
+
+def _is_at(path: Path, file: int | None) -> bool:
+    """Whether it is this file that is there; none is, where there is none."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return file is None
+    return file is not None and os.path.samestat(there, os.fstat(file))
+
+
+def _start_of_last(file: int, count: int) -> tuple[int, int]:
+    """Where so many lines from the end begin, with all parts of each; and how many there are."""
     backwards = _backwards(file)
     offset, _ = next(backwards)
     end, seen = offset, 0
@@ -107,9 +137,9 @@ def _start_of_last(file: int, count: int) -> int:
         line = parse_line(text)
         seen += offset == end or line is None or line.is_whole
         if seen > count:
-            break
+            return offset, count
         offset = start
-    return offset
+    return offset, seen
 
 
 def _backwards(file: int) -> Iterator[tuple[int, bytes]]:
