@@ -147,26 +147,28 @@ async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
     node: Node, home: Path, registry: str
 ) -> None:
     async with node as client:
+        image = await pulled(client, home, registry)
         await node.until_warm()
-        dns = api.DNSConfig(servers=["127.0.0.1"], searches=["default.cluster.local"])
+        dns = api.DNSConfig(servers=["127.0.0.2"], searches=["default.cluster.local"])
         sandbox = await run_sandbox(
             client, "asking", dns_config=dns, log_directory=f"{node.root}/l"
         )
         server = node.networks.namespaces.call(
             sandbox, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         )
-        server.bind(("127.0.0.1", 53))
+        server.bind(("127.0.0.2", 53))
         server.setblocking(False)
         loop = asyncio.get_running_loop()
+        questions = []
 
         async def serve() -> None:
             while True:
                 question, asker = await loop.sock_recvfrom(server, 512)
+                questions.append(question)
                 await loop.sock_sendto(server, answer(question, "127.5.5.5"), asker)
 
         serving = asyncio.create_task(serve())
         try:
-            image = await pulled(client, home, registry)
             command = ("cmd", "/c", "ping -n 1 web")
             container = await create_with(client, sandbox, image, command, "a", {"log_path": "a"})
             await start(client, container)
@@ -175,6 +177,7 @@ async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
             serving.cancel()
             server.close()
     assert "[127.5.5.5]" in said((node.root / "l/a").read_text(), "stdout")
+    assert all(b"\x03web" in question for question in questions), "a boot asks nobody"
 
 
 async def test_container_user_is_its_own_and_cannot_write_the_administrators_files(

@@ -73,6 +73,9 @@ class House(Protocol):
 
     async def until_up(self, room: Room) -> None: ...
 
+    async def set_resolver(self, room: Room, text: str) -> None:
+        """Once it is up: its Windows looks for its own name as it boots, and waits for answers."""
+
     async def limit(self, room: Room, limits: Enforced) -> None: ...
 
     async def resize(self, sandbox: Path, memory_bytes: int, processors: int) -> None:

@@ -20,7 +20,7 @@ from winpod.compute.backend import ContainerParts, SandboxAsked, Usage
 from winpod.compute.drive import Drive
 from winpod.compute.errors import ShellFailed
 from winpod.compute.foreign import refuse_foreign
-from winpod.compute.identity import resolver_file, set_hostname
+from winpod.compute.identity import set_hostname
 from winpod.compute.machine import missing_programs
 from winpod.compute.plan import Plan
 from winpod.compute.programs import program_of
@@ -131,7 +131,6 @@ class ShellHouse:
             raise ShellFailed("it ended while its container was made")
         plan, owner, base = asked.plan, room.first_id, self._shells.base
         set_hostname(pid, sandbox.hostname)
-        (room.prefix / "resolv.conf").write_text(resolver_file(sandbox))
         users = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if owner else None
         try:
             drive = Drive(folder / "c", room.folder / "disk", owner, users)
@@ -152,6 +151,9 @@ class ShellHouse:
 
     async def until_up(self, room: Room) -> None:
         await self._shells.until_up(room)
+
+    async def set_resolver(self, room: Room, text: str) -> None:
+        await asyncio.to_thread((room.prefix / "resolv.conf").write_text, text)
 
     async def resize(self, sandbox: Path, memory_bytes: int, processors: int) -> None:
         """Windows limits containers only."""

@@ -30,7 +30,7 @@ from winpod.compute.drive import refuse_what_cannot_be
 from winpod.compute.errors import NotReady, ShellFailed, WindowsError
 from winpod.compute.foreign import refuse_foreign
 from winpod.compute.house import House
-from winpod.compute.identity import names_of, registry_of
+from winpod.compute.identity import names_of, registry_of, resolver_file
 from winpod.compute.leavings import Leavings
 from winpod.compute.logs import reopen_log
 from winpod.compute.pipes import Pipe, find_pipes, start_relay, write_pipes
@@ -132,6 +132,7 @@ class WineBackend:
         await house.furnish(room, asked, sandbox, folder)
         build = registry_of(self._base.prefix, house.booted_as, asked.build, asked.layers)
         (folder / "registry").write_bytes(registry_frames([*build, *names_of(sandbox)]))
+        (folder / "resolver").write_text(resolver_file(sandbox))
         if pipes:
             await house.until_up(room)
             await start_relay(folder)
@@ -143,7 +144,9 @@ class WineBackend:
         if room.pid is None:
             raise ShellFailed("it has ended since the container was created")
         try:
-            await asyncio.gather(house.until_up(room), conmon.supervise(folder))
+            await house.until_up(room)
+            await house.set_resolver(room, (folder / "resolver").read_text())
+            await conmon.supervise(folder)
         except BaseException:
             await asyncio.shield(house.kill(folder / "shell"))
             raise

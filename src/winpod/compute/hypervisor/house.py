@@ -47,7 +47,6 @@ from winpod.compute.hypervisor.rates import hold_drive, rates_of_drive, rates_of
 from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, withdraw
 from winpod.compute.hypervisor.sizing import Size
 from winpod.compute.hypervisor.template import Template, Templates
-from winpod.compute.identity import resolver_file
 from winpod.compute.processes import read_pid, until_gone
 from winpod.compute.programs import program_of
 from winpod.compute.resources import Enforced
@@ -120,6 +119,9 @@ class GuestHouse:
                 await room.agent.ping()
         except (TimeoutError, WinpodError):
             raise ShellFailed("it did not come up in its microVM") from None
+
+    async def set_resolver(self, room: Room, text: str) -> None:
+        await write_resolver(self.machine(machine_of(room)).guest, room.id, text)
 
     async def receive(self, asked: SandboxAsked, sandbox: Path) -> None:
         template = await self._templates.get()
@@ -195,7 +197,6 @@ class GuestHouse:
         volumes = await asyncio.to_thread(self._assemble, room, asked, folder)
         guest = self.machine(machine_of(room)).guest
         await guest.ask("rename-inside", room.id, sandbox.hostname)
-        await write_resolver(guest, room.id, resolver_file(sandbox))
         if is_limited(asked.plan):  # a boot may need more than that
             await self.until_up(room)
             await self._limit(room, asked.plan.limits, is_new=True)
