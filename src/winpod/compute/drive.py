@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 from winpod.compute import mounts
 from winpod.compute.disk_sources import DISKS, without_machine
@@ -22,6 +23,12 @@ from winpod.windows.isolation import Isolation
 from winpod.windows.paths import collision_key, is_pipe
 
 
+class Beside(Protocol):
+    """Makes the place of a name beside a drive."""
+
+    def __call__(self, name: str, *, is_file: bool) -> Path: ...
+
+
 class Drive:
     """`owner` is the machine's user that is the container's administrator; `users` the container's
     user namespace, None where it has none."""
@@ -31,7 +38,7 @@ class Drive:
         self._disk = disk
         self._owner = owner
         self._users = users
-        self._apart: Path | None = None
+        self._make_beside: Beside | None = None
         self._places: list[tuple[str, str]] = []
 
     def assemble(self, base: Path, layers: Sequence[Path], scratch: Path) -> None:
@@ -47,13 +54,13 @@ class Drive:
             mounts.mount_overlay(trees, disk, place)
 
     def add_apart(
-        self, wanted: Sequence[Mount], scratch: Path, apart: Path
+        self, wanted: Sequence[Mount], scratch: Path, make_beside: Beside
     ) -> list[tuple[str, str]]:
         """Beside the drive, where somebody else puts them in their places: name, and place.
 
         What is not beside it has its destination for a name.
         """
-        self._apart = apart
+        self._make_beside = make_beside
         self.add(wanted, scratch)
         return self._places
 
@@ -109,8 +116,8 @@ class Drive:
     ) -> None:
         is_file = source.is_file()
         target = self._mount_point(root, mount.destination, is_file=is_file)
-        if self._apart:
-            target = self._beside(root, target, is_file=is_file)
+        if self._make_beside:
+            target = self._beside(root, target, self._make_beside, is_file=is_file)
         try:
             with mounts.cloned(source) as tree:
                 mounts.restrict(tree, readonly=readonly, owners=owners)
@@ -118,14 +125,12 @@ class Drive:
         finally:
             os.close(target)
 
-    def _beside(self, root: int, target: int, *, is_file: bool) -> int:
+    def _beside(self, root: int, target: int, make: Beside, *, is_file: bool) -> int:
         """A place beside the drive, for what belongs to one in it."""
         name = str(len(self._places))
         self._places.append((name, _below(root, target)))
         os.close(target)
-        place = (self._apart or Path()) / name
-        place.touch() if is_file else place.mkdir()
-        return os.open(place, os.O_PATH | os.O_CLOEXEC)
+        return os.open(make(name, is_file=is_file), os.O_PATH | os.O_CLOEXEC)
 
     def _owners_for(self, source: Path) -> int | None:
         """Not all file systems can change their owners; there files belong to whom they do."""

@@ -3,16 +3,24 @@
 A stand-in that writes down what it is asked takes the guest's place.
 """
 
+import errno
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from winpod.compute import mounts
 from winpod.compute.errors import GuestRefused, MachineGone
 from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, clear_shares, withdraw
+from winpod.compute.hypervisor.shares import (
+    DRIVES,
+    VOLUMES,
+    clear_shares,
+    make_place,
+    open_shares,
+    withdraw,
+)
 
 MINE = ("volumes/one/0", "volumes/one/1", "volumes/one", "drives/one")
 
@@ -48,27 +56,30 @@ def machine(tmp_path: Path) -> Iterator[Path]:
     source.mkdir()
     (source / "kept.txt").write_text("of the host")
     folder = tmp_path / "vm"
-    for place in ("drives/one", "drives/other", "volumes/one/0"):
-        (folder / place).mkdir(parents=True)
-        subprocess.run(["mount", "--bind", str(source), str(folder / place)], check=True)
-    (folder / "volumes/one/1").touch()
-    subprocess.run(
-        ["mount", "--bind", str(source / "kept.txt"), str(folder / "volumes/one/1")], check=True
-    )
+    open_shares(folder)
+    make_place(folder, VOLUMES, "one")
+    for share, name in ((DRIVES, "one"), (DRIVES, "other"), (VOLUMES, "one/0")):
+        bind(source, make_place(folder, share, name))
+    bind(source / "kept.txt", make_place(folder, VOLUMES, "one/1", is_file=True))
     yield folder
-    for mounted in (*folder.glob("*/*/*"), *folder.glob("*/*")):
-        mounts.unmount(mounted)
+    clear_shares(folder)
     assert (source / "kept.txt").read_text() == "of the host"
 
 
+def bind(source: Path, place: Path) -> None:
+    subprocess.run(["mount", "--bind", str(source), str(place)], check=True)
+
+
 def _left(machine: Path) -> set[str]:
-    mounted = Path("/proc/mounts").read_text()
-    found = {
-        str(place.relative_to(machine)) for place in machine.rglob("*") if place.name != "kept.txt"
-    }
-    return {place for place in found if place not in (DRIVES, VOLUMES)} | {
-        place for place in MINE if f"{machine}/{place} " in mounted
-    }
+    places = machine / "places"
+    found = {str(place.relative_to(places)) for place in places.glob("*/**/*")}
+    return found | {place for place in _mounted(machine) if place not in (DRIVES, VOLUMES)}
+
+
+def _mounted(machine: Path) -> set[str]:
+    words = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    places = (Path(line[1]) for line in words)
+    return {str(place.relative_to(machine)) for place in places if machine in place.parents}
 
 
 async def test_a_guest_unmounts_before_the_host_and_forgets_when_nothing_is_there(
@@ -105,20 +116,30 @@ async def test_a_guest_that_refuses_or_is_gone_holds_up_nothing(
     assert _left(machine) == {"drives/other"}
 
 
-def test_no_link_of_a_guests_leads_to_what_is_the_hosts(machine: Path) -> None:
-    """Whoever has broken into a guest can put links where its containers have their places."""
-    source = machine.parent / "source"
-    (source / "0").mkdir()
-    mounted = machine.parent / "mounted"
-    (mounted / "inner").mkdir(parents=True)
-    subprocess.run(["mount", "--bind", str(source), str(mounted / "inner")], check=True)
-    try:
-        for place in ("drives/hostile", "volumes/hostile"):
-            (machine / place).symlink_to(mounted)
-        (machine / "volumes/one/2").symlink_to(mounted / "inner")
-        clear_shares(machine)
-        assert (mounted / "inner/kept.txt").read_text() == "of the host"
-        assert (mounted / "inner/0").is_dir()
-    finally:
-        mounts.unmount(mounted / "inner")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda place: (place / "new").mkdir(),
+        lambda place: (place / "new").symlink_to("/"),
+        lambda place: (place / "one").rename(place / "new"),
+        lambda place: (place / "one").rmdir(),
+    ],
+)
+@pytest.mark.parametrize("where", ["drives", "volumes", "volumes/one"])
+def test_only_what_is_mounted_is_a_guests_to_change(
+    machine: Path, where: str, change: Callable[[Path], None]
+) -> None:
+    """Of whoever has broken into it: nothing leads the next mount elsewhere."""
+    before = sorted(os.walk(machine / "places"))
+    with pytest.raises(OSError) as refused:  # noqa: PT011 by its number
+        change(machine / where)
+    assert refused.value.errno in (errno.EROFS, errno.EBUSY, errno.ENOENT)
+    assert sorted(os.walk(machine / "places")) == before
+    (machine / "drives/one/written.txt").write_text("by the guest")
+
+
+def test_nothing_of_a_guest_that_has_ended_stays(machine: Path) -> None:
+    clear_shares(machine)
     assert _left(machine) == set()
+    assert _mounted(machine) == set()
+    clear_shares(machine)

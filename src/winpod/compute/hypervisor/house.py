@@ -44,7 +44,7 @@ from winpod.compute.hypervisor.lines import Lines
 from winpod.compute.hypervisor.links import open_tap, read_link, tell_guest
 from winpod.compute.hypervisor.machines import PodMachine
 from winpod.compute.hypervisor.rates import hold_drive, rates_of_drive, rates_of_pod
-from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, withdraw
+from winpod.compute.hypervisor.shares import DRIVES, VOLUMES, make_place, withdraw
 from winpod.compute.hypervisor.sizing import Size
 from winpod.compute.hypervisor.template import Template, Templates
 from winpod.compute.processes import read_pid, until_gone
@@ -220,17 +220,19 @@ class GuestHouse:
         return await machine.disks.attach(asked.id, wanted, rates, kit)
 
     def _assemble(self, room: Room, asked: ContainerParts, folder: Path) -> list[tuple[str, str]]:
-        place = machine_of(room) / DRIVES / asked.id
-        apart = machine_of(room) / VOLUMES / asked.id
-        for made in (place, apart):
-            made.mkdir(exist_ok=True)
+        machine = machine_of(room)
+        place, apart = (make_place(machine, share, asked.id) for share in (DRIVES, VOLUMES))
+
+        def make_beside(name: str, *, is_file: bool) -> Path:
+            return make_place(machine, VOLUMES, f"{asked.id}/{name}", is_file=is_file)
+
         plan = asked.plan
         drive = Drive(place, room.folder / "disk", 0, None)
         drive.assemble(self._base.drive_c, asked.layers, folder / "scratch")
         drive.make_directory(f"C:\\Users\\{plan.user.name}", plan.user.uid)
         for volume in plan.volumes:
             drive.make_directory(volume, 0)
-        volumes = drive.add_apart(plan.mounts, folder / "scratch", apart)
+        volumes = drive.add_apart(plan.mounts, folder / "scratch", make_beside)
         elsewhere = {target: apart / source for source, target in volumes}
         refuse_foreign(self._base, place, program_of(plan), elsewhere)
         return volumes

@@ -27,7 +27,7 @@ from winpod.compute.hypervisor.asked import OVERHEAD, MachineAsked
 from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.guest_disks import GuestDisks
 from winpod.compute.hypervisor.qmp import Qmp
-from winpod.compute.hypervisor.shares import SHARES, clear_shares, mount_share
+from winpod.compute.hypervisor.shares import SHARES, clear_shares, mount_share, open_shares
 from winpod.compute.hypervisor.sizing import Size, Sizing, most_here, refuse_beyond
 from winpod.compute.hypervisor.template import Template
 from winpod.compute.processes import is_about, read_pid, until_gone
@@ -60,8 +60,7 @@ class PodMachine:
     async def clone(self, template: Template, asked: MachineAsked) -> None:
         """Returns when the guest answers, of the size asked for; else nothing of it runs."""
         refuse_beyond(Size(asked.memory), most_here())
-        for share in SHARES:
-            (self.folder / share).mkdir(parents=True)
+        await asyncio.to_thread(open_shares, self.folder)
         try:
             await self._run(template, asked)
             await self.size.begin(asked)
