@@ -382,11 +382,12 @@ def machine(plane: ControlPlane, name: str, instance: Instance) -> dict[str, Any
 
 
 def machine_set(ready: int) -> dict[str, Any]:
+    labels = {"machine.openshift.io/os-id": "Windows"}
     return {
         "apiVersion": "machine.openshift.io/v1beta1",
         "kind": "MachineSet",
         "metadata": {"name": "win", "namespace": "machines"},
-        "spec": {"replicas": 1},
+        "spec": {"replicas": 1, "template": {"metadata": {"labels": labels}}},
         "status": {"readyReplicas": ready},
     }
 
@@ -399,14 +400,24 @@ def put(plane: ControlPlane, plural: str, obj: dict[str, Any]) -> None:
     assert plane.request(*asked, obj).status in (200, 201)
 
 
+def serve_machines(plane: ControlPlane) -> None:
+    plane.apply(MACHINE, MACHINE_SET)
+    for plural in ("machines", "machinesets"):
+        eventually(partial(found, plane, f"{MACHINES}/{plural}"))
+    use_machines(plane)
+
+
+def use_machines(plane: ControlPlane, seconds: int = 900) -> None:
+    """Other seconds change nothing, but make the operator look at once."""
+    settings = SETTINGS.replace("drainSeconds: 900", f"drainSeconds: {seconds}")
+    configure(plane, settings.replace("{", "{machineNamespace: machines, "))
+
+
 def test_a_machine_is_replaced_and_the_new_one_configured(
     plane: ControlPlane, fleet: Fleet, tmp_path: Path
 ) -> None:
     """The controller that makes and ends Machines is played here."""
-    plane.apply(MACHINE, MACHINE_SET)
-    for plural in ("machines", "machinesets"):
-        eventually(partial(found, plane, f"{MACHINES}/{plural}"))
-    configure(plane, SETTINGS.replace("{", "{machineNamespace: machines, "))
+    serve_machines(plane)
     files = payload(tmp_path / "payload", "1.0.0")
     old = fleet.add("win-n", 22, features=dict(READY))
     put(plane, "machinesets", machine_set(0))
@@ -442,7 +453,56 @@ def assert_kept_while_unknown(
     ask_for(plane, other)
     eventually(partial(is_at, plane, other, "1.1.0"))
     assert status(plane, "machine-m-2")["hostKey"] == pinned
-    configure(plane, SETTINGS.replace("{", "{machineNamespace: machines, "))
+    use_machines(plane)
+
+
+def test_of_machines_and_entries_one_changes_at_a_time_also_after_the_operator_died(
+    plane: ControlPlane, fleet: Fleet, tmp_path: Path
+) -> None:
+    """The entry cannot be reached until the Machine is deleted, so the Machine goes first."""
+    serve_machines(plane)
+    files = payload(tmp_path / "payload", "1.0.0")
+    old, entry = (
+        fleet.add("win-t", 22, features=dict(READY)),
+        fleet.add("win-u", features=dict(READY)),
+    )
+    put(plane, "machinesets", machine_set(1))
+    put(plane, "machines", machine(plane, "m-3", old))
+    ask_for(plane, entry)
+    with operator(plane, tmp_path) as running:
+        for one in ("machine-m-3", entry):
+            eventually(partial(is_at, plane, one, "1.0.0"))
+        fleet.die("win-u")
+        payload(files, "1.1.0")
+        eventually(lambda: not found(plane, f"{MACHINES}/machines/m-3"))
+        running.kill()
+        fleet.remove("win-t")
+        plane.request("DELETE", "/api/v1/nodes/win-t")
+        fleet.come_back("win-u")
+        running.start()
+        one_at_a_time = "one changes at a time, and now "
+        why = f"{one_at_a_time}MachineSet win has to make another"
+        eventually(partial(says, plane, entry, why))
+        new = fleet.add("win-v", 22, features=dict(READY), does_not_start={"containerd"})
+        put(plane, "machines", machine(plane, "m-4", new))
+        why = f"{one_at_a_time}Machine m-4 is not a ready node yet"
+        eventually(partial(says, plane, entry, why))
+        assert status(plane, entry)["version"] == "1.0.0"
+        new.windows.does_not_start = set()
+        use_machines(plane, 901)
+        eventually(partial(is_at, plane, "machine-m-4", "1.1.0"))
+        eventually(partial(is_at, plane, entry, "1.1.0"))
+
+        put(plane, "machinesets", machine_set(0))
+        entry.windows.does_not_start = {"containerd"}
+        payload(files, "1.2.0")
+        eventually(partial(is_phase, plane, entry, "Failed"))
+        put(plane, "machinesets", machine_set(1))
+        eventually(partial(says, plane, "machine-m-4", f"{entry.address} failed while it changed"))
+        entry.windows.does_not_start = set()
+        use_machines(plane)
+        eventually(lambda: not found(plane, f"{MACHINES}/machines/m-4"))
+        assert is_at(plane, entry, "1.2.0")
 
 
 def test_an_operator_that_is_killed_anywhere_goes_on_where_it_was(

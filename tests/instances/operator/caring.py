@@ -16,7 +16,7 @@ from winpod.instances.cluster.tokens import Tokens
 from winpod.instances.operator.care import Care
 from winpod.instances.operator.changing import Turns
 from winpod.instances.operator.live_inputs import LiveInputs
-from winpod.instances.operator.machines import Machines
+from winpod.instances.operator.live_machines import LiveMachines
 from winpod.instances.operator.objects import InstanceObjects
 from winpod.node.event_series import Event
 
@@ -36,8 +36,9 @@ class Caring:
 
     def __post_init__(self) -> None:
         objects = InstanceObjects(self.api, NAMESPACE, lambda _: None)
+        machines = LiveMachines(self.api, lambda: self.settings, self._change)
         self.inputs = LiveInputs(
-            self.api, NAMESPACE, lambda: self.settings, self._change, self._change
+            self.api, NAMESPACE, lambda: self.settings, machines, self._change, self._change
         )
         self.care = Care(
             settings=lambda: self.settings,
@@ -45,9 +46,9 @@ class Caring:
             inputs=self.inputs,
             objects=objects,
             nodes=Nodes(self.api),
-            machines=Machines(self.api),
+            machines=machines,
             tokens=Tokens(self.api),
-            turns=Turns(objects, lambda: self.settings.at_most),
+            turns=Turns(objects, machines, lambda: self.settings.at_most),
             tell_event=self.events.append,
         )
 

@@ -30,7 +30,9 @@ def folder(namespace: str = "machines") -> str:
 
 
 def machine(address: str = "192.0.2.7") -> dict[str, Any]:
-    return {"status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+    labels = {"machine.openshift.io/os-id": "Windows"}
+    addresses = [{"type": "InternalIP", "address": address}]
+    return {"metadata": {"labels": labels}, "status": {"addresses": addresses}}
 
 
 async def ask_for(caring: Caring, **entries: str) -> None:
@@ -108,7 +110,7 @@ async def test_an_entry_at_a_machine_s_address_is_not_an_instance_while_machines
     caring.api.refuse(folder(), AWAY, 5)
     async with leading(caring):
         await until(lambda: "192.0.2.8" in names(caring))
-        await until(lambda: caring.inputs.are_machines_known)
+        await until(lambda: caring.care.machines.are_known)
         assert names(caring) == {"192.0.2.8", "machine-m"}
         assert [bad.key for bad in caring.inputs.entries.bad] == ["192.0.2.7"]
 
@@ -120,7 +122,7 @@ async def test_machines_are_followed_where_the_settings_say_that_they_are_now() 
     async with leading(caring):
         await until(lambda: names(caring) == {"machine-here"})
         caring.settings = InstanceSettings(machine_namespace="other")
-        caring.inputs.settings_changed()
+        caring.care.machines.settings_changed()
         await until(lambda: "machine-there" in names(caring))
         await caring.api.put(f"{folder('other')}/new", machine("192.0.2.10"))
         await until(lambda: "machine-new" in names(caring))

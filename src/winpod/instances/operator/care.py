@@ -15,7 +15,7 @@ from winpod.instances.cluster.resource import Status, WindowsInstance
 from winpod.instances.cluster.tokens import Tokens
 from winpod.instances.operator.changing import Turns
 from winpod.instances.operator.live_inputs import LiveInputs
-from winpod.instances.operator.machines import Machines
+from winpod.instances.operator.live_machines import LiveMachines
 from winpod.instances.operator.objects import InstanceObjects
 from winpod.instances.operator.telling import event_of, with_condition
 from winpod.instances.operator.wanted import Wanted
@@ -35,7 +35,7 @@ class Care:
     inputs: LiveInputs
     objects: InstanceObjects
     nodes: Nodes
-    machines: Machines
+    machines: LiveMachines
     tokens: Tokens
     turns: Turns
     tell_event: Callable[[Event], None]

@@ -124,7 +124,7 @@ class Instances:
 
 def _may_be_a_machine(care: Care, asked: Asked) -> bool:
     """Machines are never changed, also where only their instances tell that there are some."""
-    if asked.machine or care.inputs.are_machines_known:
+    if asked.machine or care.machines.are_known:
         return False
     return any(
         one.spec.machine and one.spec.address == asked.address

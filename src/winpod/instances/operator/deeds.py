@@ -186,7 +186,7 @@ class Deeds:
         await self._phase(case, Phase.REPLACING, summary(case.seen.steps))
         said = f"Machine {instance.spec.machine} is deleted, so that a new one is made: "
         care.tell(instance, "InstanceReplaced", said + summary(case.seen.steps))
-        await care.machines.delete(care.settings().machine_namespace, instance.spec.machine)
+        await care.machines.delete(instance.spec.machine)
         return _AT_REST
 
     async def _apply(self, case: Case) -> After:

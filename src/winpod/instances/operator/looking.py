@@ -10,7 +10,6 @@ from winpod.instances.cluster.nodes import NodeObject, node_now, subnet_of
 from winpod.instances.cluster.resource import Status, WindowsInstance
 from winpod.instances.errors import InstanceUnfit
 from winpod.instances.operator.care import Care
-from winpod.instances.operator.machines import crowd
 from winpod.instances.operator.reaching import PinnedKey, reach, retire_key
 from winpod.instances.operator.telling import (
     CONFIGURED,
@@ -87,15 +86,12 @@ async def situation(
     care: Care, instance: WindowsInstance, seen: Seen, found: NodeObject | None, beat: str
 ) -> Situation:
     """`beat` is the last sign of life of a kubelet that was stopped since; a newer one counts."""
-    status, is_machine = instance.status, bool(instance.spec.machine)
+    status = instance.status
     node = await _node(care, instance, found, beat) if found else None
     is_joining = bool(status.tokens) and not status.is_changing
-    turn, hold, pods = Turn(False), "", 0
+    turn, pods = Turn(False), 0
     if node and not (instance.is_leaving or is_joining) and disturbs_pods(seen.steps):
-        if is_machine:
-            hold = await _hold(care, instance)
-        if not hold:
-            turn = care.turns.ask(instance.name)
+        turn = care.turns.ask(instance)
     if node and node.is_cordoned and (turn.is_granted or instance.is_leaving):
         pods = len(await care.nodes.pods_to_leave(node, emptied_since(instance)))
     return Situation(
@@ -104,29 +100,10 @@ async def situation(
         pods,
         turn,
         instance.is_leaving,
-        is_machine,
+        bool(instance.spec.machine),
         status.is_cordoned,
-        hold,
         is_joining,
     )
-
-
-async def _hold(care: Care, instance: WindowsInstance) -> str:
-    """Why its Machine cannot be replaced now, or nothing.
-
-    What may change meanwhile is looked at last: between that and the turn nobody else is heard.
-    """
-    inputs, namespace = care.inputs, care.settings().machine_namespace
-    if instance.status.is_changing and namespace:
-        return ""
-    if why := await care.machines.hold(namespace, instance.spec.machine):
-        return why
-    wanted = {one: await care.machines.wanted(namespace, one) for one in sorted(inputs.lessened)}
-    if not inputs.are_machines_known:
-        return "the Machines cannot be listed, and nobody knows which of them leave or come"
-    missing = inputs.still_missing(wanted)
-    nodes = {one.spec.machine for one in care.objects.known.values() if one.status.was_ready}
-    return crowd(inputs.machines, nodes, missing, care.turns.taken, care.settings().at_most)
 
 
 def emptied_since(instance: WindowsInstance) -> str:

@@ -20,7 +20,7 @@ from winpod.instances.operator.care import Care
 from winpod.instances.operator.changing import Turns
 from winpod.instances.operator.controller import Instances
 from winpod.instances.operator.live_inputs import LiveInputs
-from winpod.instances.operator.machines import Machines
+from winpod.instances.operator.live_machines import LiveMachines
 from winpod.instances.operator.metrics import InstanceMetrics
 from winpod.instances.operator.objects import InstanceObjects
 from winpod.instances.operator.wanted import Wanted
@@ -69,15 +69,18 @@ class _Leading:
         api, namespace = self._shared.api, self._shared.place.namespace
         changed = instances.everything_changed
         objects = InstanceObjects(api, namespace, instances.one_changed)
+        machines = LiveMachines(api, self._settings, instances.asked_changed)
         return Care(
             settings=self._settings,
             wanted=Wanted(self._payload, self._settings, self._cluster, changed),
-            inputs=LiveInputs(api, namespace, self._settings, instances.asked_changed, changed),
+            inputs=LiveInputs(
+                api, namespace, self._settings, machines, instances.asked_changed, changed
+            ),
             objects=objects,
             nodes=Nodes(api),
-            machines=Machines(api),
+            machines=machines,
             tokens=Tokens(api),
-            turns=Turns(objects, lambda: self._settings().at_most),
+            turns=Turns(objects, machines, lambda: self._settings().at_most),
             tell_event=self._shared.tell,
         )
 
@@ -92,5 +95,5 @@ class _Leading:
         while True:
             await self._settings_changed.wait()
             self._settings_changed.clear()
-            care.inputs.settings_changed()
+            care.machines.settings_changed()
             instances.everything_changed()

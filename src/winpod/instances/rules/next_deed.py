@@ -48,8 +48,8 @@ class NodeNow:
 class Situation:
     """`steps` lead to what is wanted: a node, or, of one that is leaving, nothing of ours.
 
-    `pods` have to go elsewhere before pods there are disturbed. `hold` is why its Machine cannot be
-    replaced now, if it is one and cannot. One that is joining is a Node, but was never ready.
+    `pods` have to go elsewhere before pods there are disturbed. One that is joining is a Node, but
+    was never ready.
     """
 
     steps: tuple[Step, ...] = ()
@@ -59,7 +59,6 @@ class Situation:
     is_leaving: bool = False
     is_machine: bool = False
     is_cordoned_by_us: bool = False
-    hold: str = ""
     is_joining: bool = False
 
 
@@ -106,8 +105,6 @@ _GENTLE_FILES = frozenset((paths.BOOTSTRAP_KUBECONFIG, paths.VERSION))
 def _change(now: Situation) -> Decision:
     if now.node is None or now.is_joining or not disturbs_pods(now.steps):
         return Decision(Deed.APPLY)
-    if now.is_machine and now.hold:
-        return Decision(Deed.WAIT, now.hold)
     if not now.turn.is_granted:
         return Decision(Deed.WAIT, now.turn.why)
     if now.is_machine:
