@@ -89,7 +89,7 @@ async def test_a_guest_unmounts_before_the_host_and_forgets_when_nothing_is_ther
     await withdraw(machine, "one", guest)
     assert _left(machine) == {"drives/other"}
     there = {place for word, place, is_there in guest.asked if word == "unmount" and is_there}
-    gone = {place for word, place, is_there in guest.asked if word == "remove" and not is_there}
+    gone = {place for word, place, is_there in guest.asked if word == "mkdir" and not is_there}
     assert there == gone == {f"/{place}" for place in MINE}
 
 
@@ -102,7 +102,7 @@ async def test_what_was_cut_short_is_finished_by_whoever_comes_next(
     guest = StandInGuest(machine)
     await withdraw(machine, "one", guest)
     assert _left(machine) == {"drives/other"}
-    assert {("remove", f"/{place}", False) for place in MINE[-2:]} <= set(guest.asked)
+    assert {("mkdir", f"/{place}", False) for place in MINE[-2:]} <= set(guest.asked)
 
 
 @pytest.mark.parametrize(

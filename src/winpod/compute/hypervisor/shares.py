@@ -4,9 +4,9 @@ A share is a read-only view of a directory of places, on which they are mounted:
 into the guest can change what is mounted there, and put no link where the next will be.
 
 What a server of files has once been asked for, it holds until the guest forgets it. So what goes is
-unmounted in the guest first, then here, where its place is removed too; a guest that then wants to
-remove that place hears that there is none, and forgets it. (One that removes it by itself crashes:
-Linux 6.12 does where a directory was the root of another file system.)
+unmounted in the guest first, then here, where its place is removed too. A guest looks for a name
+again only where it wants to make one: so it is told to, hears that there is none, and forgets what
+it had; that it may make none either is no matter.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def withdraw(machine: Path, container: str, guest: Guest | None) -> None:
     await _ask_each(guest, "unmount", places)
     for share in SHARES:
         await asyncio.to_thread(_clear, machine, share, container)
-    await _ask_each(guest, "remove", places)
+    await _ask_each(guest, "mkdir", places)
 
 
 def clear_shares(machine: Path) -> None:
