@@ -112,6 +112,7 @@ def test_a_pod_whose_microvm_fails_has_ended(
     until_said(winpod, "fails", "up")
     break_it(winpod)
     _until_ended(winpod, "fails")
+    assert "the pod's microVM has ended" in winpod("inspect", "fails").stdout
     assert machines(winpod) == []
     _remove(winpod, "fails")
 

@@ -167,12 +167,18 @@ class PodMachine:
             place = f"root{SOCKETS['network']}"
             await qmp.do("device_add", **device, mac=mac, host_mtu=mtu, bus=place)
 
+    @property
+    def is_whole(self) -> bool:
+        return len(self._own()) > len(SHARES)
+
+    def _own(self) -> list[int]:
+        """The processes without which there is no guest, those of them that live."""
+        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
+        return [pid for pid in found if pid and self._is_own(pid)]
+
     async def until_dead(self) -> None:
         """Until QEMU has ended, or a server of its files: a guest that waits for one is no use."""
-        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
-        ends = [
-            asyncio.ensure_future(until_gone(pid)) for pid in found if pid and self._is_own(pid)
-        ]
+        ends = [asyncio.ensure_future(until_gone(pid)) for pid in self._own()]
         try:
             if len(ends) > len(SHARES):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
