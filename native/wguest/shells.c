@@ -25,6 +25,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../protocol.h"
+
 #define MOST_SHELLS 64
 #define CLONE_TREE (1u | O_CLOEXEC | AT_RECURSIVE) /* OPEN_TREE_CLONE */
 #define FROM_TREE 4u                              /* MOVE_MOUNT_F_EMPTY_PATH */
@@ -32,7 +34,7 @@
 #define SPACES (CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS)
 
 static struct shell {
-    char name[80];
+    char name[80], port[80];
     pid_t pid;
 } shells[MOST_SHELLS];
 
@@ -89,7 +91,8 @@ static void make_read_only(const char *path)
     check(!mount("", path, "", MS_BIND | MS_REMOUNT | MS_RDONLY | GUARDED, ""));
 }
 
-static void become(char **words, char **lists[], int port)
+/* Who waits for `done` finds the shell in the root that is its own. */
+static void become(char **words, char **lists[], int port, int done)
 {
     enter_root(words[2]);
     check(!mount("proc", "/proc", "proc", GUARDED, ""));
@@ -102,6 +105,8 @@ static void become(char **words, char **lists[], int port)
     check(!filter_calls(!strcmp(words[6], "32")));
     prctl(PR_SET_DUMPABLE, 0);
     environ = lists[0];
+    check(write(done, "!", 1) == 1);
+    close(done);
     carry(port, lists[3]);
 }
 
@@ -134,10 +139,11 @@ int start_shell(char **words)
 {
     struct shell *shell = find(NULL);
     char **lists[4];
-    if (!divide(words + 7, lists, 4) || !shell || strlen(words[0]) >= sizeof shell->name || find(words[0]))
+    if (!divide(words + 7, lists, 4) || !shell || strlen(words[0]) >= sizeof shell->name
+        || strlen(words[1]) >= sizeof shell->port || find(words[0]))
         return EINVAL;
-    int port = open_port(words[1]), go[2];
-    if (port < 0 || pipe2(go, O_CLOEXEC))
+    int port = open_port(words[1]), go[2], done[2];
+    if (port < 0 || pipe2(go, O_CLOEXEC) || pipe2(done, O_CLOEXEC))
         return ENODEV;
     pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD | SPACES, 0, 0, 0, 0);
     if (!pid) {
@@ -147,17 +153,23 @@ int start_shell(char **words)
         sigprocmask(SIG_SETMASK, &none, NULL);
         close(go[1]);
         if (read(go[0], &word, 1) == 1)
-            become(words, lists, port);
+            become(words, lists, port, done[1]);
         _exit(1);
     }
+    close(done[1]);
     int error = pid < 0 ? errno : put_into_group(words[3], pid);
     if (!error) {
         strcpy(shell->name, words[0]);
+        strcpy(shell->port, words[1]);
         shell->pid = pid;
         error = write(go[1], "!", 1) == 1 ? 0 : errno;
     }
     close(go[0]);
     close(go[1]);
+    char word;
+    if (!error && read(done[0], &word, 1) != 1)
+        error = EIO;
+    close(done[0]);
     close(port);
     return error;
 }
@@ -227,10 +239,30 @@ int rename_in_shell(const char *name, const char *hostname)
     return error;
 }
 
+/* A shell whose first process was killed could not say that it has ended, and may have been in the
+ * middle of a frame. What is sent for it is longer than any, and the beginning of none, so winit on
+ * the host ends wherever it was; a process of its own does it, because that may have to wait. */
+static void end_link(const char *name)
+{
+    static uint8_t nonsense[CHUNK];
+    if (fork())
+        return;
+    memset(nonsense, 0xff, sizeof nonsense);
+    int port = open_port(name);
+    for (size_t sent = 0; port >= 0 && sent < MAX_FRAME + 2 * CHUNK; sent += CHUNK)
+        if (!write_whole(port, nonsense, CHUNK))
+            break;
+    _exit(0);
+}
+
 void reap(void)
 {
-    for (pid_t ended; (ended = waitpid(-1, NULL, WNOHANG)) > 0;)
+    int status;
+    for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;)
         for (struct shell *shell = shells; shell < shells + MOST_SHELLS; shell++)
-            if (shell->pid == ended)
+            if (shell->pid == ended) {
                 shell->pid = 0;
+                if (status)
+                    end_link(shell->port);
+            }
 }

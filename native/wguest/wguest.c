@@ -107,8 +107,7 @@ int open_port(const char *name)
     return found;
 }
 
-/* Returns false when the client has gone. */
-static bool write_whole(int port, const void *data, size_t size)
+bool write_whole(int port, const void *data, size_t size)
 {
     while (size) {
         ssize_t now = write(port, data, size);

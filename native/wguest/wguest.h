@@ -29,6 +29,7 @@ int raise_loopback(void);
 int dial(char **words);
 
 int open_port(const char *name);
+bool write_whole(int port, const void *data, size_t size); /* false when nobody is at the other end */
 void reap(void);
 void carry(int port, char **command) __attribute__((noreturn));
 

@@ -2,10 +2,12 @@
 
 Each line of the input starts one: its arguments and its environment, as JSON; the answer is its
 number. A number sent to the socket in WINPOD_DIE has it die at that effect from now on: a file made
-or half written, a name moved or removed, a transaction, a mount, a process started or ended. The
-names of all control groups are written to WINPOD_IDS before they are made.
+or half written, a name moved or removed, a transaction, a mount, a process started or ended, a word
+to an agent or to QEMU. The names of all control groups are written to WINPOD_IDS before they are
+made.
 """
 
+import asyncio
 import ctypes
 import json
 import os
@@ -80,6 +82,10 @@ class Effects:
             setattr(module, name, self._followed(getattr(module, name)))
         Path.write_text = self._torn(Path.write_text)  # type: ignore[method-assign]
         Path.write_bytes = self._torn(Path.write_bytes)  # type: ignore[method-assign]
+        writer = asyncio.StreamWriter
+        writer.write = self._followed(writer.write)  # type: ignore[method-assign]
+        loop = asyncio.SelectorEventLoop
+        loop.sock_sendall = self._preceded(loop.sock_sendall)  # type: ignore[method-assign]
         sys.addaudithook(self.audit)
 
     def _followed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,18 +98,31 @@ class Effects:
 
         return followed
 
+    def _preceded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def preceded(*arguments: Any) -> Any:
+            self.step()
+            return function(*arguments)
+
+        return preceded
+
     def _torn(self, write: Callable[..., int]) -> Callable[..., int]:
         """A write that can be cut short after its file was made, and before it has content."""
 
         def torn(path: Path, *arguments: Any, **options: Any) -> int:
             if path.name == "id":
-                with Path(os.environ["WINPOD_IDS"]).open("a") as known:
-                    known.write(f"{arguments[0]}\n")
+                note(f"{arguments[0]}")
+            elif path.parent.parent.name == "sandboxes":
+                note(f"vm-{path.parent.name}")
             if self._left is not None and self._root in str(path):
                 path.open("a" if path.exists() else "w").close()
             return write(path, *arguments, **options)
 
         return torn
+
+
+def note(group: str) -> None:
+    with Path(os.environ["WINPOD_IDS"]).open("a") as known:
+        known.write(f"{group}\n")
 
 
 def die() -> None:

@@ -8,22 +8,26 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from tests.cri.test_life import sandbox_config
+from tests.e2e.microvms import link_kit
 from tests.e2e.windows_container import link_base
-from tests.e2e.windows_programs import c_program
+from tests.e2e.windows_programs import c_program, cache
 
 from winpod.cli.main import app
+from winpod.compute.hypervisor.accelerator import ALLOW
+from winpod.compute.hypervisor.kit import build_kit
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.images.base import Base
@@ -32,6 +36,8 @@ from winpod.windows.errors import WinpodError
 PROGRAM = "hostile.exe"
 PATIENCE = 300.0
 LEFT_WITHIN = 60.0
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMORY = Path("/dev/shm")
 
 
 class DidNotStart(AssertionError):
@@ -39,9 +45,12 @@ class DidNotStart(AssertionError):
 
 
 class RuntimeProcess:
-    """`root` is winpod's; `image` is what was pulled from an OCI layout beside it."""
+    """`root` is winpod's; `image` is what was pulled from an OCI layout beside it.
 
-    def __init__(self, folder: Path, base: Base, warm: int = 0) -> None:
+    Its pods are of `handler`, in microVMs where that is one of hypervisor isolation.
+    """
+
+    def __init__(self, folder: Path, base: Base, warm: int = 0, handler: str = "") -> None:
         self.folder = folder
         self.root = folder / "root"
         self.own = self.root / "runtime"
@@ -49,12 +58,16 @@ class RuntimeProcess:
         self.log = folder / "runtime.log"
         self.data = folder / "data"
         self.image = ""
+        self.handler = handler
         self.config = folder / "config.toml"
         self.client = Client(f"unix:{self.socket}")
         self.pid = 0
         for place in (self.root, self.data):
             place.mkdir(exist_ok=True)
         link_base(self.root, base)
+        if handler:
+            build_kit(cache() / "root")
+            link_kit(self.root)
         self.config.write_text(f"[runtime]\nwarm_shells = {warm}\n")
         self._ids = folder / "ids"
         self._ids.touch()
@@ -66,9 +79,11 @@ class RuntimeProcess:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, folder: Path, base: Base, warm: int = 0) -> AsyncIterator[Self]:
+    async def running(
+        cls, folder: Path, base: Base, warm: int = 0, handler: str = ""
+    ) -> AsyncIterator[Self]:
         """Up, with its image pulled; at the end it is stopped, and must have left nothing."""
-        machine = cls(folder, base, warm)
+        machine = cls(folder, base, warm, handler)
         try:
             machine.pack()
             await machine.start()
@@ -99,6 +114,7 @@ class RuntimeProcess:
             "WINPOD_DIE": str(self.folder / "die.sock"),
             "WINPOD_IDS": str(self._ids),
             **({"WINPOD_DIE_AT": str(die_at)} if die_at else {}),
+            **({ALLOW: "1"} if self.handler else {}),
             **environment,
         }
         arguments = ["runtime", "--socket", str(self.socket)]
@@ -185,7 +201,7 @@ class RuntimeProcess:
     # What a client asks for
 
     async def pull(self) -> None:
-        spec = api.ImageSpec(image=f"oci:{self.folder}/images:app")
+        spec = api.ImageSpec(image=f"oci:{self.folder}/images:app", runtime_handler=self.handler)
         self.image = (await self.call(api.PullImageRequest(image=spec))).image_ref
 
     async def call(self, request: Any) -> Any:
@@ -193,7 +209,8 @@ class RuntimeProcess:
 
     async def run_pod(self, name: str = "pod", **more: Any) -> str:
         config = sandbox_config(name, log_directory=str(self.folder / "logs"), **more)
-        return str((await self.call(api.RunPodSandboxRequest(config=config))).pod_sandbox_id)
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=self.handler)
+        return str((await self.call(request)).pod_sandbox_id)
 
     def container_request(
         self, sandbox: str, *words: str, name: str = "app", **more: Any
@@ -228,6 +245,12 @@ class RuntimeProcess:
             assert time.monotonic() < deadline, f"{container} still runs"
             await asyncio.sleep(0.02)
         return seen
+
+    async def until_not_ready(self, sandbox: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while sandbox in (pod.id for pod in await self.pods() if pod.state == api.SANDBOX_READY):
+            assert time.monotonic() < deadline, f"{sandbox} is still ready"
+            await asyncio.sleep(0.02)
 
     async def until_said(self, text: str, name: str = "app") -> str:
         deadline = time.monotonic() + PATIENCE
@@ -281,14 +304,16 @@ class RuntimeProcess:
     def folder_of(self, container: str) -> Path:
         return self.own / "containers" / container
 
-    def leftovers(self, *kinds: str) -> dict[str, list[str]]:
+    def leftovers(self, *kinds: str, besides: Sequence[str] = ()) -> dict[str, list[str]]:
         """All that pods can leave behind, the shells that wait aside; empty when nothing is left.
 
-        The kernel and the runtime take some of it apart in their own time.
+        `besides` are pods and containers that stay. The kernel and the runtime take some of it
+        apart in their own time.
         """
         deadline = time.monotonic() + LEFT_WITHIN
         while found := self._found():
             found = {kind: names for kind, names in found.items() if not kinds or kind in kinds}
+            found = _without(found, besides)
             if not found or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -315,6 +340,7 @@ class RuntimeProcess:
             "disks": [file for file in self.disks() if not _waits(file)],
             "processes": [text for text in self.processes() if not _waits(text)],
             "groups": [group.name for group in self._groups() if group.name not in waiting],
+            "memory": [name for name in _names(_MEMORY, "winpod-*") if name in self._memories()],
         }
         return {kind: names for kind, names in found.items() if names}
 
@@ -357,14 +383,20 @@ class RuntimeProcess:
             with contextlib.suppress(OSError):
                 line = os.fsdecode((folder / "cmdline").read_bytes()).replace("\0", " ")
                 prefix = _prefix(folder)
-                is_own = f"{self.own}/" in line or prefix.startswith(f"{self.own}/")
+                own = f"{self.own}/"
+                is_own = own in line or prefix.startswith(own) or _stands_in(folder, own)
                 if is_own and int(folder.name) != self.pid:
                     yield int(folder.name), line, prefix
 
     def _groups(self) -> list[Path]:
         names = set(self._ids.read_text().split())
-        found = Path("/sys/fs/cgroup").glob("*/winpod/winpod-*")
+        found = (*_GROUPS.glob("winpod/*"), *_GROUPS.glob("*/winpod/*"))
         return [group for group in found if group.name in names]
+
+    def _memories(self) -> set[str]:
+        """How those of its microVMs are called."""
+        names = self._ids.read_text().split()
+        return {f"winpod-{name[3:]}" for name in names if name.startswith("vm-")}
 
     def power_off(self) -> None:
         """What a machine loses with its power: processes, mounts, control groups."""
@@ -377,16 +409,33 @@ class RuntimeProcess:
         for place in sorted(self.mounts(), reverse=True):
             subprocess.run(["umount", "--lazy", place], check=True)
         for file in self.own.glob("*/**/shell.pid"):
-            for group in Path("/sys/fs/cgroup").glob(
-                f"*/winpod/{(file.parent / 'id').read_text()}"
-            ):
+            for group in _GROUPS.glob(f"*/winpod/{(file.parent / 'id').read_text()}"):
                 _remove_group(group)
+        for group in self._groups():
+            if group.name.startswith("vm-"):
+                _remove_group(group)
+        for name in self._memories():
+            (_MEMORY / name).unlink(missing_ok=True)
         shutil.rmtree(self.own / "runc", ignore_errors=True)
+
+
+def _without(found: dict[str, list[str]], stay: Sequence[str]) -> dict[str, list[str]]:
+    others = {
+        kind: [name for name in names if not any(one in name for one in stay)]
+        for kind, names in found.items()
+    }
+    return {kind: names for kind, names in others.items() if names}
 
 
 def _waits(text: str) -> bool:
     """Whether it is about a shell that waits for its pod, or for its pod's first container."""
-    return "/warm/" in text or "/sandboxes/" in text
+    return "/warm/" in text or re.search("/sandboxes/[^/]+/shell", text) is not None
+
+
+def _stands_in(process: Path, folder: str) -> bool:
+    """As QEMU does, the servers of its files, and the ways to its shells."""
+    places = (str((process / link).readlink()) for link in ("cwd", "root"))
+    return any(place.startswith(folder) for place in places)
 
 
 def _prefix(process: Path) -> str:

@@ -3,14 +3,19 @@
 import os
 import platform
 import re
+import shutil
 import signal
 from pathlib import Path
 
-from tests.e2e.command_line import Winpod
+import pytest
+from tests.e2e.command_line import Winpod, winpod_in
 from tests.e2e.microvms import WAITS, image, machines, run, state, until_said, winpod
 from tests.e2e.waiting import eventually
+from tests.e2e.windows_programs import cache, go_program
 
 from winpod.compute.hypervisor.accelerator import ALLOW
+from winpod.compute.hypervisor.kit import build_kit
+from winpod.images.base import Base
 
 __all__ = ["image", "winpod"]
 
@@ -137,3 +142,22 @@ def _powers(pid: int) -> dict[str, int]:
     """What a process may do beyond what anybody may, as the kernel tells it."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {line[0].rstrip(":"): int(line[1], 16) for line in lines if line[0] in POWERS}
+
+
+def test_a_guest_of_a_base_with_32bit_runs_32bit_programs(
+    base_32bit: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a template of its own, which would take the place of the other tests'."""
+    monkeypatch.setenv(ALLOW, "1")
+    kit = build_kit(cache() / "root")
+    with winpod_in(tmp_path, base_32bit) as winpod:
+        (winpod.root / "kits").symlink_to(kit.path.parent)
+        content = tmp_path / "content"
+        content.mkdir()
+        shutil.copy(go_program("386"), content / "narrow.exe")
+        image = f"oci:{tmp_path}/images:narrow"
+        packed = winpod("image", "pack", str(content), "-t", image, "--os-version", "2022")
+        assert packed.returncode == 0, packed.stderr
+        ran = winpod("run", "--rm", "--isolation", "hypervisor", image, "C:\\narrow.exe")
+        assert "Go on windows/386" in ran.stdout, ran.stderr
+        assert ran.returncode == 7

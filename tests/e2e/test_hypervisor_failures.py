@@ -17,13 +17,14 @@ from tests.e2e.command_line import Winpod
 from tests.e2e.microvms import WAITS, image, machines, until_said, winpod
 from tests.e2e.waiting import eventually
 
-from winpod.compute.errors import MachineGone
+from winpod.compute.errors import GuestRefused, MachineGone
 from winpod.compute.hypervisor.guest import Guest
 
 __all__ = ["image", "winpod"]
 
 ISOLATED = ("--isolation", "hypervisor")
 MANY = 20
+NOISE = 5000
 
 
 def _start(winpod: Winpod, image: str, name: str, line: str = WAITS) -> None:
@@ -69,12 +70,24 @@ def _kill(file: str) -> Callable[[Winpod], object]:
     return lambda winpod: os.kill(_pid(winpod, file), signal.SIGKILL)
 
 
-def _panic(winpod: Winpod) -> None:
+def _ask(winpod: Winpod, *words: str) -> str:
     """While no runtime is there, which would have the only connection to the guest."""
     winpod.end_runtime()
     (control,) = (winpod.root / "runtime").glob("sandboxes/*/vm/control")
+
+    async def ask() -> bytes:
+        guest = Guest(control)
+        try:
+            return await guest.ask(*words)
+        finally:
+            guest.close()
+
+    return asyncio.run(ask()).decode()
+
+
+def _panic(winpod: Winpod) -> None:
     with contextlib.suppress(MachineGone):
-        asyncio.run(Guest(control).ask("write", "/proc/sysrq-trigger", "c"))
+        _ask(winpod, "write", "/proc/sysrq-trigger", "c")
 
 
 def _seconds_up(winpod: Winpod, name: str) -> float:
@@ -112,6 +125,7 @@ def test_a_pod_whose_microvm_fails_has_ended(
     until_said(winpod, "fails", "up")
     break_it(winpod)
     _until_ended(winpod, "fails")
+    assert "the pod's microVM has ended" in winpod("inspect", "fails").stdout
     assert machines(winpod) == []
     _remove(winpod, "fails")
 
@@ -157,6 +171,30 @@ def test_a_runtime_that_is_killed_while_it_makes_a_microvm_leaves_nothing(
         for container in winpod("ps", "-aq").stdout.split():
             winpod("rm", "-f", container)
         _nothing_is_left(winpod)
+
+
+def test_what_a_guest_makes_qemu_say_does_not_fill_the_machine(winpod: Winpod, image: str) -> None:
+    program = windows_programs.linux_program("noisy")
+    mounted = ("-v", f"{program.parent}:C:\\noisy:ro")
+    options = ("-d", "--name", "noisy", *ISOLATED, *mounted)
+    began = winpod("run", *options, image, "cmd", "/c", WAITS)
+    assert began.returncode == 0, began.stderr
+    (volume,) = (winpod.root / "runtime").glob("sandboxes/*/vm/volumes/*/*")
+    inside = f"/volumes/{volume.parent.name}/{volume.name}/noisy"
+    _ask(winpod, "run", "/run/noise", inside, str(NOISE))
+    eventually(lambda: _result(winpod, "/run/noise"), lambda code: code == "0")
+    assert _ask(winpod, "read", "/run/noise.said") == f"{NOISE}\n"
+    (folder,) = (winpod.root / "runtime").glob("sandboxes/*/vm")
+    assert sum(log.stat().st_blocks for log in folder.glob("*.log")) == 0
+    assert winpod("exec", "noisy", "cmd", "/c", "echo still here").stdout == "still here\n"
+    _remove(winpod, "noisy")
+
+
+def _result(winpod: Winpod, file: str) -> str:
+    try:
+        return _ask(winpod, "read", file)
+    except GuestRefused:
+        return ""
 
 
 @pytest.mark.alone

@@ -2,10 +2,13 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cri.test_life import sandbox_config
+from tests.e2e import windows_programs
 from tests.e2e.command_line import Winpod
 from tests.e2e.microvms import WAITS, call, image, machines, until_said, winpod
 from tests.e2e.waiting import eventually
@@ -16,7 +19,11 @@ __all__ = ["image", "winpod"]
 
 MIB = 1 << 20
 TOPOLOGY = "io.microsoft.virtualmachine.computetopology"
+PROCESSOR = f"{TOPOLOGY}.processor"
+HALF = "runhcs-wcow-hypervisor-half"
 FULLY_BACKED = "io.microsoft.virtualmachine.fullyphysicallybacked"
+GROUPS = Path("/sys/fs/cgroup")
+MEASURED = 8.0
 LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
@@ -143,3 +150,123 @@ def test_reserved_memory_is_the_pods_from_the_start_and_is_never_paged_out(
     assert _size(winpod, "keeps")[0] > 1500
     assert _held(pid)[0] >= 1500 * MIB
     _remove(winpod, "keeps")
+
+
+class Group:
+    """The control group that a pod's QEMU is in, by either layout of the kernel."""
+
+    def __init__(self, pid: int) -> None:
+        rows = (line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+        self._of = {name: path for _, names, path in rows for name in names.split(",")}
+        self._unified = (GROUPS / "cgroup.controllers").exists()
+
+    def _read(self, controller: str, file: str) -> str:
+        place = "" if self._unified else controller
+        path = self._of["" if self._unified else controller]
+        return (GROUPS / place / path.lstrip("/") / file).read_text()
+
+    @property
+    def quota(self) -> float | None:
+        """Of one processor's time."""
+        if self._unified:
+            quota, period = self._read("", "cpu.max").split()
+            return None if quota == "max" else int(quota) / int(period)
+        microseconds = int(self._read("cpu", "cpu.cfs_quota_us"))
+        period = self._read("cpu", "cpu.cfs_period_us")
+        return None if microseconds < 0 else microseconds / int(period)
+
+    @property
+    def weight(self) -> int:
+        """100 is ordinary."""
+        if self._unified:
+            return (2 + (int(self._read("", "cpu.weight")) - 1) * 262142 // 9999) * 100 // 1024
+        return int(self._read("cpu", "cpu.shares")) * 100 // 1024
+
+    @property
+    def used_seconds(self) -> float:
+        if self._unified:
+            return self._stat()["usage_usec"] / 1e6
+        return int(self._read("cpuacct", "cpuacct.usage")) / 1e9
+
+    @property
+    def held(self) -> int:
+        """Periods in which it had to wait for the next."""
+        return self._stat()["nr_throttled"]
+
+    def _stat(self) -> dict[str, int]:
+        rows = (line.split() for line in self._read("cpu", "cpu.stat").splitlines())
+        return {name: int(number) for name, number in rows}
+
+
+def _keep_busy(winpod: Winpod, image: str, name: str, *options: str) -> Group:
+    """A program that takes all of one processor that it can get, in a microVM."""
+    program = windows_programs.go_program(name="load")
+    mounted = ("-v", f"{program}:C:\\load.exe:ro")
+    isolated = ("-d", "--name", name, "--isolation", "hypervisor", *mounted, *options)
+    ran = winpod("run", *isolated, image, "C:\\load.exe", "1")
+    assert ran.returncode == 0, ran.stderr
+    until_said(winpod, name, "holding")
+    (pid,) = machines(winpod)
+    return Group(pid)
+
+
+def _measure(group: Group) -> tuple[float, int]:
+    """How much of one processor it uses, and in how many periods it was held."""
+    began, used, held = time.monotonic(), group.used_seconds, group.held
+    time.sleep(MEASURED)
+    share = (group.used_seconds - used) / (time.monotonic() - began)
+    return share, group.held - held
+
+
+def test_a_pod_uses_no_more_of_the_processors_than_its_limit(winpod: Winpod, image: str) -> None:
+    asked = (f"{PROCESSOR}.count=1", f"{PROCESSOR}.limit=50000", f"{PROCESSOR}.weight=300")
+    options = (word for one in asked for word in ("--annotation", one))
+    group = _keep_busy(winpod, image, "limited", *options)
+    assert group.quota == 0.5
+    assert group.weight == pytest.approx(300, rel=0.05)
+    share, held = _measure(group)
+    assert held > 0, "it would take more"
+    assert 0.1 < share < 0.6
+    raised = winpod("update", "--cpus", "2", "limited")
+    assert raised.returncode == 0, raised.stderr
+    assert group.quota == 0.5 * min(2, len(os.sched_getaffinity(0))), "half of each processor"
+    _remove(winpod, "limited")
+
+
+@pytest.fixture
+def with_handler(winpod: Winpod) -> Iterator[None]:
+    """One of half of one processor, and of a fifth of the ordinary weight."""
+    winpod.end_runtime()
+    config = winpod.home / ".config/winpod/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        f"""
+        [handlers.{HALF}]
+        isolation = "hypervisor"
+        [handlers.{HALF}.annotations]
+        "{PROCESSOR}.count" = "1"
+        "{PROCESSOR}.limit" = "50000"
+        "{PROCESSOR}.weight" = "20"
+        """
+    )
+    yield
+    winpod.end_runtime()
+    config.unlink()
+
+
+@pytest.mark.usefixtures("with_handler")
+def test_a_handler_limits_its_pods_and_a_pod_may_say_otherwise(winpod: Winpod) -> None:
+    assert winpod("ps").returncode == 0
+    own = {f"{PROCESSOR}.limit": "25000"}
+    for handler, annotations, quota, weight in (
+        ("runhcs-wcow-hypervisor", {}, None, 100),
+        (HALF, {}, 0.5, 20),
+        (HALF, own, 0.25, 20),
+    ):
+        config = sandbox_config("limited", annotations=annotations)
+        request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        sandbox = call(winpod, request).pod_sandbox_id
+        (pid,) = machines(winpod)
+        assert Group(pid).quota == quota
+        assert Group(pid).weight == pytest.approx(weight, rel=0.05)
+        call(winpod, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))

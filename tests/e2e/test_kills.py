@@ -1,14 +1,12 @@
 """kill -9, all along every call: nothing is lost, doubled, or left half-made.
 
-A runtime dies at an effect of a call, another one at a later effect: at `DEATHS` of them, evenly
-spread from the first on, or at all where there are no more. The next one is asked what there is,
-and what it says must be true.
+A runtime dies at the first effect of a call, another one at the second, and so on to the last. The
+next one is asked what there is, and what it says must be true.
 """
 
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +15,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.e2e import runtime_deaths
+from tests.e2e.runtime_deaths import CODE, KILLED, forget_log, goes_on
 from tests.e2e.runtime_process import PATIENCE, DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
@@ -25,9 +25,6 @@ from winpod.windows.errors import WinpodError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CODE = 0xC0000123
-KILLED = 0xC000013A
-DEATHS = 12
 STAYS = 20
 CREATED, RUNNING, EXITED = (
     api.CONTAINER_CREATED,
@@ -60,42 +57,12 @@ async def warm_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProce
         yield machine
 
 
-async def deaths(
+def deaths(
     runtime: RuntimeProcess,
     prepare: Callable[[], Awaitable[str]],
     act: Callable[[str], Awaitable[Any]],
 ) -> AsyncIterator[str]:
-    """Die in the act, each time some effects later; gives what was prepared, after the restart."""
-    thing = await prepare()
-    runtime.die_at(10**9)
-    await act(thing)
-    total = runtime.effects()
-    assert total >= 4
-    await runtime.remove_all()
-    for number in sorted({1 + total * i // DEATHS for i in range(DEATHS)}):
-        thing = await prepare()
-        runtime.die_at(number)
-        with contextlib.suppress(WinpodError):
-            await act(thing)
-        await runtime.restart()
-        print(f"killed at effect {number} of {total}")
-        yield thing
-
-
-async def goes_on(runtime: RuntimeProcess, container: str) -> None:
-    """The one program of a container runs, its log is whole, and its exit code its own."""
-    ticks = int(re.findall(r"tick (\d+)", await runtime.until_said("tick "))[-1])
-    await runtime.until_said(f"tick {ticks + 3}\n")
-    (runtime.data / "go").touch()
-    seen = await runtime.until_exited(container)
-    (runtime.data / "go").unlink()
-    assert seen.exit_code & 0xFFFFFFFF == CODE
-    lines = runtime.said().splitlines()
-    assert lines == ["begun", *(f"tick {i}" for i in range(1, len(lines) - 1)), "ended"]
-
-
-def forget_log(runtime: RuntimeProcess) -> None:
-    (runtime.folder / "logs/app.log").unlink(missing_ok=True)
+    return runtime_deaths.deaths(runtime, prepare, act, lambda total: range(1, total + 1))
 
 
 async def nothing() -> str:
@@ -104,14 +71,14 @@ async def nothing() -> str:
 
 async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
     ports = [api.PortMapping(container_port=80, host_port=8080)]
-    begun = 0
+    begun = []
     async for _ in deaths(runtime, nothing, lambda _: runtime.run_pod(port_mappings=ports)):
         pods = await runtime.pods()
-        begun += len(pods)
+        begun.append(len(pods))
         assert [pod.state for pod in pods] in ([], [api.SANDBOX_READY])
         await runtime.remove_all()
         assert runtime.leftovers() == {}
-    assert begun <= DEATHS * 2 / 3
+    assert sum(begun) <= len(begun) * 2 / 3
 
 
 async def test_killed_while_it_boots_the_shell_of_a_pod(runtime: RuntimeProcess) -> None:

@@ -95,6 +95,11 @@ async def until_ended(folder: Path) -> None:
         await until_gone(pid)
 
 
+def is_explained(folder: Path) -> bool:
+    """Whether the program ended by itself, or was killed because somebody asked for it."""
+    return (folder / "exit32").exists() or (folder / "killed").exists()
+
+
 def read_exit(folder: Path) -> Exit:
     """How the program ended, as far as anybody saw it."""
     written = folder / "exit" / folder.name

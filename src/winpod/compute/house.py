@@ -54,6 +54,9 @@ class House(Protocol):
     async def until_dead(self, sandbox: Path) -> None:
         """Returns when no container can go on in a sandbox that nobody has stopped; else never."""
 
+    def stands(self, place: Path) -> bool:
+        """Whether what the shell in a directory needs besides itself is there."""
+
     async def leave(self, sandbox: Path) -> None:
         """Nothing of it runs any more, and nothing in it is mounted."""
 

@@ -43,6 +43,7 @@ from winpod.windows.isolation import Isolation
 _OUT_OF_MEMORY = 137
 """What the kernel has killed, Wine says ended with 0."""
 _SPENT = "it used all of its memory limit"
+_CUT_OFF = "the pod's microVM has ended"
 _ISOLATION = "isolation"
 """The file that tells which house a sandbox or a container is in."""
 
@@ -154,8 +155,10 @@ class WineBackend:
     async def signal(self, container: str, *, kill: bool) -> None:
         folder = self._folder(container)
         if kill:
-            (folder / "killed").touch()
-            await self._house(folder).kill(folder / "shell")
+            house = self._house(folder)
+            if house.stands(folder / "shell"):
+                (folder / "killed").touch()
+            await house.kill(folder / "shell")
         elif pid := read_pid(folder / "program.pid"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -165,6 +168,8 @@ class WineBackend:
         house = self._house(folder)
         await conmon.until_ended(folder)
         end = conmon.read_exit(folder)
+        if not conmon.is_explained(folder) and not house.stands(folder / "shell"):
+            end = replace(end, message=_CUT_OFF)
         if (await house.usage(house.room(folder / "shell"))).out_of_memory_kills:
             end = replace(end, code=end.code or _OUT_OF_MEMORY, reason="OOMKilled", message=_SPENT)
         await house.kill(folder / "shell")

@@ -159,6 +159,9 @@ class GuestHouse:
     async def until_dead(self, sandbox: Path) -> None:
         await self.machine(sandbox / "vm").until_dead()
 
+    def stands(self, place: Path) -> bool:
+        return PodMachine(machine_of(GuestRoom(place))).is_whole
+
     async def leave(self, sandbox: Path) -> None:
         if cloning := self._cloning.pop(sandbox, None):
             cloning.cancel()

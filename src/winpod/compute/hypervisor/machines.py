@@ -1,7 +1,8 @@
 """A pod's microVM: a clone of the template, with the pod's own directories, network and memory.
 
 Everything of it is in one directory. QEMU and the two servers of its files run without this
-process, in one control group, and are found again by their names; what ends QEMU ends the pod.
+process, in one control group, and are found again by their names; what ends QEMU ends the pod. What
+a guest makes them say has no end, so it goes to pipes, which keep the first of it and no more.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from winpod.compute.hypervisor.template import Template
 from winpod.compute.processes import is_about, read_pid, until_gone
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
+_MOST_SAID = 1 << 16
+_SHOWN = 500
 _IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
 
 
@@ -42,6 +45,7 @@ class PodMachine:
         self.guest = Guest(folder / CONTROL)
         self.disks = GuestDisks(folder, self.guest)
         self.size = Sizing(folder, self.guest, self.group)
+        self._saying: dict[str, int] = {}
 
     @property
     def group(self) -> str:
@@ -67,6 +71,9 @@ class PodMachine:
         except BaseException:
             await asyncio.shield(self.end())
             raise
+        finally:
+            while self._saying:
+                os.close(self._saying.popitem()[1])
 
     async def _run(self, template: Template, asked: MachineAsked) -> None:
         await asyncio.to_thread(cgroups.make_group, self.group, asked.memory + OVERHEAD)
@@ -84,15 +91,15 @@ class PodMachine:
 
     async def _start(self, name: str, command: Sequence[str]) -> None:
         files = " ".join(map(str, cgroups.member_files(self.group)))
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *("sh", "-c", _IN_GROUP, "sh", files, *command),
-                cwd=self.folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        said = self._saying[name] = _lasting_pipe(self.folder / f"{name}.log")
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", _IN_GROUP, "sh", files, *command),
+            cwd=self.folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
         (self.folder / f"{name}.pid").write_text(str(process.pid))
         if name == "memory" and await process.wait():
             raise MachineFailed(f"its memory could not be copied: {self._said(name)}")
@@ -139,8 +146,11 @@ class PodMachine:
         return pid is not None and Path(f"/proc/{pid}").exists()
 
     def _said(self, name: str) -> str:
-        log = self.folder / f"{name}.log"
-        return log.read_text(errors="replace")[-500:].strip() if log.exists() else "nothing"
+        try:
+            said = os.read(self._saying[name], _MOST_SAID)
+        except BlockingIOError:
+            return "nothing"
+        return said.decode(errors="replace")[-_SHOWN:].strip()
 
     async def add_port(self, name: str) -> None:
         """A way to a further shell, at the socket of that name."""
@@ -166,12 +176,18 @@ class PodMachine:
             place = f"root{SOCKETS['network']}"
             await qmp.do("device_add", **device, mac=mac, host_mtu=mtu, bus=place)
 
+    @property
+    def is_whole(self) -> bool:
+        return len(self._own()) > len(SHARES)
+
+    def _own(self) -> list[int]:
+        """The processes without which there is no guest, those of them that live."""
+        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
+        return [pid for pid in found if pid and self._is_own(pid)]
+
     async def until_dead(self) -> None:
         """Until QEMU has ended, or a server of its files: a guest that waits for one is no use."""
-        found = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
-        ends = [
-            asyncio.ensure_future(until_gone(pid)) for pid in found if pid and self._is_own(pid)
-        ]
+        ends = [asyncio.ensure_future(until_gone(pid)) for pid in self._own()]
         try:
             if len(ends) > len(SHARES):
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -201,6 +217,12 @@ class PodMachine:
         await asyncio.to_thread(cgroups.remove_group, self.group)
         self._memory.unlink(missing_ok=True)
         await asyncio.to_thread(clear_shares, self.folder)
+
+
+def _lasting_pipe(path: Path) -> int:
+    """Both ends of it: who writes never waits for a reader, nor is ended by there being none."""
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _powerless(asked: MachineAsked) -> list[str]:
