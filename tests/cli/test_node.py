@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.cli.winpod import winpod
-from winpod.cli.main import app
-from winpod.node.joining import Joined
+from winpod.cli.node import command, registered_taints
 
 BAD_INPUT = 2
 
@@ -92,14 +92,10 @@ def test_a_node_that_nothing_of_the_machine_is_left_for_is_named(tmp_path: Path)
     ids=["default", "none", "two"],
 )
 def test_taints_are_those_that_are_told_and_none_where_none_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], taints: list[str]
+    options: tuple[str, ...], taints: list[str]
 ) -> None:
-    nodes: list[Joined] = []
-
-    async def join(joined: list[Joined]) -> None:
-        nodes.extend(joined)
-
-    monkeypatch.setattr("winpod.cli.node._until_stopped", join)
-    arguments = ["node", "--kubeconfig", "none", "--root", str(tmp_path), *options]
-    app(arguments, standalone_mode=False)
-    assert [str(taint) for node in nodes for taint in node.settings.taints] == taints
+    app = typer.Typer()
+    app.command()(command)
+    given = typer.main.get_command(app).make_context("node", ["--kubeconfig", "none", *options])
+    found = registered_taints(given.params["register_taint"])
+    assert [str(taint) for taint in found] == taints

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -16,24 +15,16 @@ from tests.cluster.api_stand_in import StandInApi, reached
 from tests.e2e.objects import BUILD_2019, BUILD_2022, windows_node
 from tests.images.registries import StandIn, serve
 from tests.images.samples import index, windows
-from winpod.cluster import judging
 from winpod.cluster.admission.deciding import Fate
 from winpod.cluster.admission.looking_up import Images
 from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.pull_secrets import PullSecrets
-from winpod.cluster.judging import Judging
+from winpod.cluster.judging import Judging, Rhythm
 from winpod.cluster.pod_verdicts import PodVerdict
 from winpod.cluster.view import CLASSES, NODES, PODS, View
 from winpod.node.event_series import Event
 
 V2019, V2022 = windows(f"{BUILD_2019}.1"), windows(f"{BUILD_2022}.1")
-
-
-@pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_FRESH_SECONDS", "_REST_SECONDS"):
-        monkeypatch.setattr(judging, name, 0.01)
-    monkeypatch.setattr(judging, "_AGAIN_SECONDS", 0.1)
 
 
 class Looked:
@@ -66,7 +57,8 @@ async def looking(image: str, tag_seconds: float) -> AsyncIterator[Looked]:
         view = View(server)
         images = Images(lambda: tag_seconds, AdmissionMetrics(CollectorRegistry()))
         told: list[Event] = []
-        looks = Judging(view, images, PullSecrets(server), told.append, lambda: True)
+        hurried = Rhythm(fresh=0.01, rest=0.01, again=0.1)
+        looks = Judging(view, images, PullSecrets(server), told.append, lambda: True, hurried)
         await images.describe(image, (), 5)
         running = [asyncio.create_task(part.run()) for part in (view, looks)]
         try:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from winpod.compute import cgroups
 from winpod.compute.cgroups import (
     Counted,
     make_group,
@@ -44,12 +43,6 @@ BY_CONTROLLER = {
 COUNTED = Counted(5000, 1000, 600, 50, 20, 3, 7, 2)
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
-    return tmp_path
-
-
 def write(folder: Path, files: dict[str, str]) -> Path:
     folder.mkdir(parents=True)
     for name, text in files.items():
@@ -57,71 +50,71 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_usage_is_the_same_in_both_layouts(root: Path) -> None:
+def test_usage_is_the_same_in_both_layouts(tmp_path: Path) -> None:
     for controller, files in BY_CONTROLLER.items():
-        write(root / controller / "winpod/one", files)
-    assert read_usage("one") == COUNTED
-    (root / "cgroup.controllers").touch()
-    write(root / "winpod/one", UNIFIED)
-    assert read_usage("one") == COUNTED
+        write(tmp_path / controller / "winpod/one", files)
+    assert read_usage("one", tmp_path) == COUNTED
+    (tmp_path / "cgroup.controllers").touch()
+    write(tmp_path / "winpod/one", UNIFIED)
+    assert read_usage("one", tmp_path) == COUNTED
 
 
 @pytest.mark.parametrize("unified", [False, True])
-def test_what_is_gone_has_used_nothing(root: Path, unified: bool) -> None:
+def test_what_is_gone_has_used_nothing(tmp_path: Path, unified: bool) -> None:
     if unified:
-        (root / "cgroup.controllers").touch()
-    assert read_usage("nobody") == Counted()
+        (tmp_path / "cgroup.controllers").touch()
+    assert read_usage("nobody", tmp_path) == Counted()
 
 
-def test_limits_are_written_where_there_is_a_controller_for_them(root: Path) -> None:
-    (root / "cgroup.controllers").touch()
+def test_limits_are_written_where_there_is_a_controller_for_them(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
     names = ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max", "io.max")
-    folder = write(root / "winpod/one", dict.fromkeys(names, ""))
+    folder = write(tmp_path / "winpod/one", dict.fromkeys(names, ""))
     limits = Enforced(2, cpu_quota_us=50_000, memory_bytes=64 * MIB, disk_bytes_per_second=MIB)
-    set_limits("one", limits, "8:0")
+    set_limits("one", limits, "8:0", root=tmp_path)
     written = {name: (folder / name).read_text() for name in names}
     assert written["memory.max"] == str(64 * MIB)
     assert written["memory.swap.max"] == "0"
     assert written["cpu.max"] == "50000 100000"
     assert written["pids.max"] == str(limits.pids)
     assert written["io.max"] == f"8:0 rbps={MIB} wbps={MIB} riops=max wiops=max"
-    set_limits("one", Enforced(2), "8:0")
+    set_limits("one", Enforced(2), "8:0", root=tmp_path)
     assert (folder / "cpu.max").read_text() == "max 100000"
     (folder / "io.max").unlink()
-    set_limits("one", limits, "8:0")
+    set_limits("one", limits, "8:0", root=tmp_path)
     assert not (folder / "io.max").exists()
 
 
-def test_limits_are_written_to_each_controller(root: Path) -> None:
-    memory = write(root / "memory/winpod/one", {"memory.limit_in_bytes": ""})
-    cpu = write(root / "cpu/winpod/one", {"cpu.cfs_quota_us": "", "cpu.shares": ""})
-    blkio = write(root / "blkio/winpod/one", {"blkio.throttle.write_iops_device": ""})
+def test_limits_are_written_to_each_controller(tmp_path: Path) -> None:
+    memory = write(tmp_path / "memory/winpod/one", {"memory.limit_in_bytes": ""})
+    cpu = write(tmp_path / "cpu/winpod/one", {"cpu.cfs_quota_us": "", "cpu.shares": ""})
+    blkio = write(tmp_path / "blkio/winpod/one", {"blkio.throttle.write_iops_device": ""})
     limits = Enforced(1, cpu_shares=512, memory_bytes=MIB, disk_operations_per_second=100)
-    set_limits("one", limits, "8:0")
+    set_limits("one", limits, "8:0", root=tmp_path)
     assert (memory / "memory.limit_in_bytes").read_text() == str(MIB)
     assert (cpu / "cpu.cfs_quota_us").read_text() == "-1"
     assert (cpu / "cpu.shares").read_text() == "512"
     assert (blkio / "blkio.throttle.write_iops_device").read_text() == "8:0 100"
 
 
-def test_less_memory_than_is_used_is_refused_and_nothing_written(root: Path) -> None:
-    (root / "cgroup.controllers").touch()
+def test_less_memory_than_is_used_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
     limits = dict.fromkeys(("memory.max", "memory.swap.max", "cpu.max", "pids.max"), "as it was")
-    folder = write(root / "winpod/one", UNIFIED | limits)
+    folder = write(tmp_path / "winpod/one", UNIFIED | limits)
     with pytest.raises(MemoryInUse):
-        set_limits("one", Enforced(1, memory_bytes=649, cpu_quota_us=5))
+        set_limits("one", Enforced(1, memory_bytes=649, cpu_quota_us=5), root=tmp_path)
     assert {name: (folder / name).read_text() for name in limits} == limits
-    set_limits("one", Enforced(1, memory_bytes=650))
+    set_limits("one", Enforced(1, memory_bytes=650), root=tmp_path)
     assert (folder / "memory.max").read_text() == "650"
 
 
 def test_what_the_kernel_refuses_half_way_is_written_back(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a stand-in for a kernel that has memory of its own in the group."""
     before = {"memory.limit_in_bytes": "500", "memory.memsw.limit_in_bytes": "500"}
-    memory = write(root / "memory/winpod/one", before)
-    pids = write(root / "pids/winpod/one", {"pids.max": "9"})
+    memory = write(tmp_path / "memory/winpod/one", before)
+    pids = write(tmp_path / "pids/winpod/one", {"pids.max": "9"})
     write_text = Path.write_text
 
     def refusing(path: Path, text: str) -> int:
@@ -131,7 +124,7 @@ def test_what_the_kernel_refuses_half_way_is_written_back(
 
     monkeypatch.setattr(Path, "write_text", refusing)
     with pytest.raises(MemoryInUse):
-        set_limits("one", Enforced(1, memory_bytes=400))
+        set_limits("one", Enforced(1, memory_bytes=400), root=tmp_path)
     assert {name: (memory / name).read_text() for name in before} == before
     assert (pids / "pids.max").read_text() == "9"
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from winpod.compute import identity
 from winpod.compute.backend import SandboxAsked
 from winpod.compute.identity import computer_name, names_of, resolver_file, resolver_of
 from winpod.images.wine_registry import Value
@@ -42,12 +41,11 @@ def test_the_resolver_is_the_pods() -> None:
 )
 def test_a_pod_that_names_no_server_has_the_machines_that_it_can_reach(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     text: str | None,
     servers: list[str],
     searches: list[str],
 ) -> None:
-    monkeypatch.setattr(identity, "_HOST_RESOLVER", tmp_path / "resolv.conf")
+    machine = tmp_path / "resolv.conf"
     if text is not None:
-        (tmp_path / "resolv.conf").write_text(text)
-    assert resolver_of(SandboxAsked("id", "web")) == (servers, searches)
+        machine.write_text(text)
+    assert resolver_of(SandboxAsked("id", "web"), machine) == (servers, searches)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.waiting import eventually
-from winpod.compute import disks, shells
+from winpod.compute import disks
+from winpod.compute.machine import has_user_namespaces
 from winpod.compute.shell_house import ShellHouse
 from winpod.compute.shells import Room, Shells
 from winpod.images.base import Base
@@ -105,11 +106,25 @@ async def test_a_disk_that_was_asked_for_has_that_size_whatever_is_left(
         assert is_empty_and_mounted(waiting)
 
 
-@pytest.mark.parametrize("has_users", [True, False])
+@pytest.fixture
+def without_owners(tmp_path: Path) -> Iterator[Path]:
+    """On a filesystem whose mounts cannot have owners of their own."""
+    place = tmp_path / "without"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "ramfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def says_users(root: Path, base: Base) -> object:
+    house = ShellHouse(root, Shells(root, base, HOST), HOST, lambda id_: Path(id_))
+    return house.describe()["user_namespaces"]
+
+
 def test_status_says_whether_users_are_nobody_on_the_machine(
-    tmp_path: Path, base: Base, monkeypatch: pytest.MonkeyPatch, has_users: bool
+    tmp_path: Path, without_owners: Path, base: Base
 ) -> None:
-    monkeypatch.setattr(shells, "has_user_namespaces", lambda _: has_users)
-    pool = Shells(tmp_path, base, HOST)
-    told = ShellHouse(tmp_path, pool, HOST, lambda id_: Path(id_)).describe()
-    assert told["user_namespaces"] is has_users
+    assert says_users(tmp_path, base) is has_user_namespaces(tmp_path)
+    assert says_users(without_owners, base) is False

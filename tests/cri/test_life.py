@@ -73,9 +73,10 @@ class Node:
         backend: SimulatedBackend | None = None,
         handlers: Handlers = KNOWN,
         accelerator: Accelerator | None = None,
+        networks: LoopbackNetworks | None = None,
     ) -> None:
         self.root = root
-        self.networks = LoopbackNetworks()
+        self.networks = networks or LoopbackNetworks()
         self.backend = backend or SimulatedBackend()
         self._guests = (handlers, accelerator)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -74,27 +74,31 @@ async def test_every_call_is_answered_and_only_checkpoints_are_not_implemented(
     assert code not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-async def test_calls_before_everything_is_found_again_are_told_so(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached, going_on = asyncio.Event(), asyncio.Event()
+class SlowNetworks(LoopbackNetworks):
+    """What is left of them is looked for until somebody lets them go on."""
 
-    async def sweep(_: object) -> list[str]:
-        reached.set()
-        await going_on.wait()
-        return []
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.going_on = asyncio.Event(), asyncio.Event()
 
-    monkeypatch.setattr(node.networks, "sweep", sweep)
-    opening = asyncio.create_task(_enter(node))
+    async def sweep(self, known: Collection[str]) -> list[str]:
+        self.reached.set()
+        await self.going_on.wait()
+        return await super().sweep(known)
+
+
+async def test_calls_before_everything_is_found_again_are_told_so(tmp_path: Path) -> None:
+    networks = SlowNetworks()
+    opening = asyncio.create_task(_enter(Node(tmp_path, networks=networks)))
     early = Client(f"unix:{tmp_path}/cri.sock")
-    await reached.wait()
+    await networks.reached.wait()
     for name in ("Version", "ImageFsInfo", "ListPodSandbox"):
         with pytest.raises(RemoteError, match="server is not initialized yet") as caught:
             await early.call(name, getattr(api, f"{name}Request")())
         assert caught.value.status is grpc.StatusCode.UNAVAILABLE
     with pytest.raises(RemoteError, match="server is not initialized yet"):
         await anext(early.stream("GetContainerEvents", api.GetEventsRequest()))
-    going_on.set()
+    networks.going_on.set()
     leave = await opening
     await early.call("Version", api.VersionRequest())
     await early.close()

@@ -1,21 +1,68 @@
 """What containers and pods use, told as stats and as metrics."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cri.test_life import Node, client, create, image, node, run_sandbox, start
+from tests.cri.test_life import LoopbackNetworks, Node, client, create, image, run_sandbox, start
 from winpod.compute.backend import Usage
+from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.metrics import DESCRIBED, LABELS, NETWORK, USAGE
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client, RemoteError
 from winpod.network.counters import Counters
 from winpod.network.errors import NamespaceFailed
 
-__all__ = ["client", "image", "node"]
+__all__ = ["client", "image"]
 
 SECOND = 1_000_000_000
 GIB = 1 << 30
+
+
+class MeasuredBackend(SimulatedBackend):
+    """Every container uses what it is told to, one reading after the other, the last for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings: list[Usage] = []
+        self.is_lost = False
+
+    async def usage(self, container: str) -> Usage:
+        if self.is_lost:
+            raise FileNotFoundError
+        if not self.readings:
+            return await super().usage(container)
+        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+
+
+class MeasuredNetworks(LoopbackNetworks):
+    """Every pod has sent and received what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: list[Counters] = []
+        self.is_lost = False
+
+    def counters(self, sandbox_id: str) -> list[Counters]:
+        if self.is_lost:
+            raise NamespaceFailed("it is gone.")
+        return self.counted or super().counters(sandbox_id)
+
+
+@pytest.fixture
+def backend() -> MeasuredBackend:
+    return MeasuredBackend()
+
+
+@pytest.fixture
+def networks() -> MeasuredNetworks:
+    return MeasuredNetworks()
+
+
+@pytest.fixture
+def node(tmp_path: Path, backend: MeasuredBackend, networks: MeasuredNetworks) -> Node:
+    return Node(tmp_path, backend, networks=networks)
 
 
 async def running(client: Client, image: str, name: str = "web") -> tuple[str, str]:
@@ -34,26 +81,15 @@ async def pod_stats(client: Client, sandbox: str) -> Any:
     return (await client.call("PodSandboxStats", request)).stats.windows
 
 
-def uses(node: Node, monkeypatch: pytest.MonkeyPatch, *readings: Usage) -> None:
-    """What every container uses, one reading after the other, and the last for ever."""
-    left = list(readings)
-
-    async def usage(container: str) -> Usage:
-        del container
-        return left.pop(0) if len(left) > 1 else left[0]
-
-    monkeypatch.setattr(node.backend, "usage", usage)
-
-
 async def test_usage_is_told_in_windows_terms(
-    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, image: str, backend: MeasuredBackend, networks: MeasuredNetworks
 ) -> None:
     sandbox, container = await running(client, image)
     used = Usage(5, 3, 100, 150, 4, 7, charged_bytes=200, disk_inodes=9, mountpoint="/disk")
-    uses(node, monkeypatch, used)
+    backend.readings = [used]
     counted = Counters("eth0", 10, 1, 0, 2, 30, 3, 0, 4)
     other = Counters("net1", 1, 1, 1, 1, 1, 1, 1, 1)
-    monkeypatch.setattr(node.networks, "counters", lambda _: [counted, other])
+    networks.counted = [counted, other]
     pod = await pod_stats(client, sandbox)
     assert pod.memory.working_set_bytes.value == 100
     assert pod.memory.commit_memory_bytes.value == 150
@@ -73,17 +109,15 @@ async def test_usage_is_told_in_windows_terms(
 
 
 async def test_a_cpu_rate_is_between_readings_that_are_a_second_apart(
-    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, image: str, backend: MeasuredBackend
 ) -> None:
     sandbox, _ = await running(client, image)
-    uses(
-        node,
-        monkeypatch,
+    backend.readings = [
         Usage(10 * SECOND, 5 * SECOND),
         Usage(12 * SECOND, 6 * SECOND),
         Usage(12 * SECOND + 5, 7 * SECOND),
         Usage(14 * SECOND, 6 * SECOND),
-    )
+    ]
     rates = [(await pod_stats(client, sandbox)).cpu.usage_nano_cores.value for _ in range(4)]
     assert rates == [0, SECOND // 2, SECOND // 2, 0]
 
@@ -115,18 +149,10 @@ async def test_a_pod_that_has_ended_is_in_no_list_and_has_no_stats(
 
 
 async def test_what_cannot_be_read_is_left_out_of_lists(
-    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, image: str, backend: MeasuredBackend, networks: MeasuredNetworks
 ) -> None:
     sandbox, _ = await running(client, image)
-
-    async def usage(_: str) -> Usage:
-        raise FileNotFoundError
-
-    def counters(_: str) -> list[Counters]:
-        raise NamespaceFailed("it is gone.")
-
-    monkeypatch.setattr(node.backend, "usage", usage)
-    monkeypatch.setattr(node.networks, "counters", counters)
+    backend.is_lost = networks.is_lost = True
     listed = await client.call("ListContainerStats", api.ListContainerStatsRequest())
     assert list(listed.stats) == []
     pod = await pod_stats(client, sandbox)
@@ -187,13 +213,13 @@ async def test_every_metric_that_is_described_is_told_and_no_other(
 
 
 async def test_metrics_have_the_values_that_stats_have(
-    client: Client, node: Node, image: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, image: str, backend: MeasuredBackend, networks: MeasuredNetworks
 ) -> None:
     sandbox, _ = await running(client, image)
     other = await create(client, sandbox, image, "second")
     await start(client, other)
-    uses(node, monkeypatch, Usage(9, 5 * SECOND, GIB, 2 * GIB, 3, 4, 5, 6, 1))
-    monkeypatch.setattr(node.networks, "counters", lambda _: [Counters("eth0", *range(8))])
+    backend.readings = [Usage(9, 5 * SECOND, GIB, 2 * GIB, 3, 4, 5, 6, 1)]
+    networks.counted = [Counters("eth0", *range(8))]
     answer = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
     (pod,) = answer.pod_metrics
     values = {metric.name: metric.value.value for metric in pod.container_metrics[0].metrics}

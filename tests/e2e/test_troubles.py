@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cri.test_full_disk import fill
 from tests.e2e.runtime_process import DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
@@ -108,14 +109,7 @@ async def test_without_its_state_a_runtime_ends_what_nobody_knows(runtime: Runti
 def filled(folder: Path) -> Iterator[None]:
     """A file that leaves no byte of the disk that a folder is on."""
     ballast = folder / "ballast"
-    file = os.open(ballast, os.O_CREAT | os.O_WRONLY)
-    block = bytes(1 << 16)
-    while block:
-        try:
-            os.write(file, block)
-        except OSError:
-            block = block[: len(block) // 2]
-    os.close(file)
+    fill(ballast)
     try:
         yield
     finally:

@@ -181,20 +181,17 @@ def test_a_command_dies_with_whoever_started_it() -> None:
 
 
 def test_missing_tools_are_named_by_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ToolMissing, match="apt-get install mmdebstrap runc"):
         require_tools({"mmdebstrap": "mmdebstrap", "runc": "runc"})
 
 
-def test_control_groups_of_a_killed_runtime_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base_container, "CONTROL_GROUPS", tmp_path / "cgroup")
+def test_control_groups_of_a_killed_runtime_are_removed(tmp_path: Path) -> None:
     (tmp_path / "cgroup/memory/winpod-base-x1").mkdir(parents=True)
     (tmp_path / "cgroup/winpod-base-x1").mkdir()
     (tmp_path / "cgroup/winpod-base-other").mkdir()
     (tmp_path / "container-x1/state").mkdir(parents=True)
-    base_container.remove_bundle(tmp_path / "container-x1")
+    base_container.remove_bundle(tmp_path / "container-x1", tmp_path / "cgroup")
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"cgroup", "cgroup/memory", "cgroup/winpod-base-other"}
 

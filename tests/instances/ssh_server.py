@@ -15,9 +15,12 @@ import asyncssh
 
 from winpod.instances.remote.host_keys import HostKeys, KeysInMemory
 from winpod.instances.remote.login import Login
+from winpod.instances.remote.patience import Patience
 from winpod.instances.remote.ssh import Host
 
 USER = "Administrator"
+SHORT = Patience(poll=0.01, poll_restart=0.02, told=0.1, renew=0.05, settle=0.01)
+"""What does not hurry behind it is still waited for; what only would be slow is not."""
 AUTHORIZED = r"C:\ProgramData\ssh\administrators_authorized_keys"
 Reply = Callable[[str], Awaitable[tuple[bytes, bytes, int]]]
 
@@ -40,9 +43,10 @@ class SshServer:
         key: asyncssh.SSHKey | None = None,
         user: str = USER,
         port: int = 0,
+        patience: Patience = SHORT,
     ) -> Host:
         login = Login("win-1", "127.0.0.1", user, port or self.port)
-        return Host(login, key or self.key, host_keys or KeysInMemory())
+        return Host(login, key or self.key, host_keys or KeysInMemory(), patience)
 
     def local(self, path: str) -> Path:
         return self.folder / path.replace("\\", "/")

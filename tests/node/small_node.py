@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,19 @@ from winpod.node.sources import Kind
 from winpod.node.volumes import Volumes
 
 QUICK = Pace(timedelta(seconds=0.4), timedelta(seconds=2))
+
+
+class PutBack:
+    """A clock that somebody puts back."""
+
+    def __init__(self) -> None:
+        self._shift = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self._shift
+
+    def put_back(self) -> None:
+        self._shift = timedelta(hours=-5)
 
 
 @dataclass

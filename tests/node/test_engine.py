@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from lightkube.models import core_v1 as v1
 
 from tests.cri.test_images import push
 from tests.node.known_objects import read
-from tests.node.small_node import SmallNode, pod_of, pulled
+from tests.node.small_node import PutBack, SmallNode, pod_of, pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import Client
 from winpod.node.engine import Engine
 from winpod.node.pods import with_fields
-from winpod.node.relief import Relief
-from winpod.node.thresholds import Bound, Thresholds
 
 UID = "uid-web"
 BELOW_A_FILE = f"{__file__}/below"
@@ -408,46 +406,6 @@ async def test_resources_change_in_place_when_there_is_room(
     assert container(node.said.last(UID)).allocatedResources == {"cpu": "2"}
 
 
-async def test_a_node_that_runs_short_evicts_pods_until_it_no_longer_does(
-    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
-    mib = 1024**2
-    thresholds = Thresholds(Bound(950 * mib), Bound(), Bound())
-    node.facts = replace(node.facts, memory_bytes=1000 * mib, thresholds=thresholds)
-    async with node.engine(client) as engine:
-        engine.set(
-            pod_of(image, "one", with_each=[{"resources": {"requests": {"memory": "40Mi"}}}])
-        )
-        await node.until(lambda: node.said.last("uid-one").phase == "Running")
-        engine.set(pod_of(image, "two"))
-        await node.until(lambda: node.said.last("uid-two").phase == "Failed")
-        status = node.said.last("uid-two")
-        assert status.reason == "Evicted"
-        assert "Container app was using 32Mi, request is 0" in status.message
-        assert any(c.type == "DisruptionTarget" for c in status.conditions)
-        assert engine.pressures() == {"MemoryPressure"}
-        engine.set(pod_of(image, "three"))
-        await node.until(lambda: node.said.last("uid-three").phase == "Failed")
-        assert "The node had condition: [MemoryPressure]" in node.said.last("uid-three").message
-        assert node.said.last("uid-one").phase == "Running"
-
-
-async def test_an_empty_directory_that_is_too_full_ends_its_pod(
-    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.2)
-    scratch = [{"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}}]
-    node.facts = replace(node.facts, thresholds=Thresholds(Bound(), Bound(), Bound()))
-    async with node.engine(client) as engine:
-        engine.set(pod_of(image, volumes=scratch))
-        await node.until(lambda: is_ready(node.said.last(UID)))
-        file = node.facts.root / "pods" / UID / "volumes/scratch/large"
-        await asyncio.to_thread(file.write_bytes, b"x" * (2 << 20))
-        await node.until(lambda: node.said.last(UID).phase == "Failed")
-        assert node.said.last(UID).reason == "Evicted"
-
-
 async def test_a_hundred_pods_run_beside_each_other(
     node: SmallNode, client: Client, engine: Engine, image: str
 ) -> None:
@@ -534,138 +492,15 @@ async def test_a_node_without_processes_answers_probes_of_the_network_itself(
         await node.until(lambda: is_ready(node.said.last(UID)))
 
 
-async def test_mounted_config_maps_follow_their_object(
-    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.REFRESH_SECONDS", 0.2)
-    node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "slow"}})
-    volume = {"name": "settings", "configMap": {"name": "settings"}}
-    mount = {"name": "settings", "mountPath": "C:\\settings"}
-    async with node.engine(client) as engine:
-        engine.set(pod_of(image, volumes=[volume], with_each=[{"volumeMounts": [mount]}]))
-        await node.until(lambda: is_ready(node.said.last(UID)))
-        file = node.facts.root / "pods" / UID / "volumes/settings/mode"
-        assert await asyncio.to_thread(file.read_text) == "slow"
-        node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "fast"}})
-
-        async def follows() -> bool:
-            return await asyncio.to_thread(file.read_text) == "fast"
-
-        await until_true(follows)
-
-
-async def test_volumes_that_cannot_be_written_hold_up_no_others(
-    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.REFRESH_SECONDS", 0.2)
-    node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "slow"}})
-    through_a_file = [{"key": "mode", "path": "x"}, {"key": "new", "path": "x/y"}]
-    sources = {
-        "broken": {"name": "settings", "items": through_a_file, "optional": True},
-        "web": {"name": "settings"},
-    }
-    async with node.engine(client) as engine:
-        for name, source in sources.items():
-            engine.set(pod_of(image, name, volumes=[{"name": "settings", "configMap": source}]))
-        await node.until(lambda: all(is_ready(node.said.last(f"uid-{one}")) for one in sources))
-        now = {"data": {"mode": "fast", "new": "too"}}
-        node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, now)
-        file = node.facts.root / "pods" / UID / "volumes/settings/mode"
-
-        async def follows() -> bool:
-            return await asyncio.to_thread(file.read_text) == "fast"
-
-        await until_true(follows)
-
-
-async def test_an_odd_mistake_ends_no_work_of_the_node(
-    node: SmallNode, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.01)
-    looks: list[int] = []
-
-    async def look(_: Relief) -> None:
-        looks.append(len(looks))
-        raise ArithmeticError("odd")
-
-    monkeypatch.setattr(Relief, "look", look)
-
-    async def looked_again() -> bool:
-        return len(looks) > 2
-
-    async with node.engine(client):
-        await until_true(looked_again)
-    assert "the node's own work broke off" in caplog.text
-
-
 async def test_a_clock_that_is_put_back_holds_nothing_up(
     node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shift = timedelta()
-
-    def clock() -> datetime:
-        return datetime.now(UTC) + shift
-
+    clock = PutBack()
     async with node.engine(client, clock=clock) as engine:
         engine.set(pod_of(image, "web", "simulate 7 0"))
         await node.until(lambda: "BackOff" in node.said.reasons(UID))
-        shift = timedelta(hours=-5)
+        clock.put_back()
         now = time.time_ns
         monkeypatch.setattr("time.time_ns", lambda: now() - 5 * 3600 * 10**9)
         restarts = container(node.said.last(UID)).restartCount
         await node.until(lambda: container(node.said.last(UID)).restartCount >= restarts + 2)
-
-
-async def test_a_pressure_is_over_in_time_when_the_clock_is_put_back(
-    node: SmallNode, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.05)
-    shift = timedelta()
-
-    def clock() -> datetime:
-        return datetime.now(UTC) + shift
-
-    short = Thresholds(Bound(), Bound(1 << 62), Bound(), hold=timedelta(seconds=1))
-    node.facts = replace(node.facts, thresholds=short)
-    async with node.engine(client, clock=clock) as engine:
-
-        async def is_short() -> bool:
-            return engine.pressures() == {"DiskPressure"}
-
-        async def is_over() -> bool:
-            return not engine.pressures()
-
-        await until_true(is_short)
-        monkeypatch.setattr(Relief, "_shortages", nothing_short)
-        shift = timedelta(hours=-5)
-        await until_true(is_over)
-
-
-async def nothing_short(*_: Any) -> list[Any]:
-    return []
-
-
-async def test_images_that_nobody_uses_go_in_time_when_the_clock_is_put_back(
-    node: SmallNode, client: Client, image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("winpod.node.engine.RELIEF_SECONDS", 0.05)
-    shift = timedelta()
-
-    def clock() -> datetime:
-        return datetime.now(UTC) + shift
-
-    short = Thresholds(Bound(), Bound(1 << 62), Bound(), image_age=timedelta(seconds=1))
-    node.facts = replace(node.facts, thresholds=short)
-
-    async def is_gone() -> bool:
-        asked = api.ImageStatusRequest(image=api.ImageSpec(image=image))
-        return not (await client.call("ImageStatus", asked)).image.id
-
-    async with node.engine(client, clock=clock) as engine:
-
-        async def is_short() -> bool:
-            return bool(engine.pressures())
-
-        await until_true(is_short)
-        shift = timedelta(hours=-5)
-        await until_true(is_gone)

@@ -1,7 +1,6 @@
 import asyncio
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from lightkube.models import core_v1 as v1
 
 from tests.node.known_objects import KnownObjects, encoded, facts_in, pod_of, read
 from winpod.cri.proto import api_pb2 as api
-from winpod.node.atomic_files import Files, read_files, write_files
+from winpod.node.atomic_files import read_files, write_files
 from winpod.node.volume_files import VolumeFailed
 from winpod.node.volumes import Mounted, Volumes, hosts_text
 from winpod.windows.errors import PermissionDenied
@@ -218,24 +217,17 @@ async def test_a_pod_that_ends_while_its_secrets_are_asked_for_leaves_nothing(
 
 
 async def test_what_is_being_written_is_removed_with_the_rest(
-    volumes: Volumes, objects: KnownObjects, monkeypatch: pytest.MonkeyPatch
+    volumes: Volumes, objects: KnownObjects
 ) -> None:
     pod = pod_with({"secret": {"secretName": "login"}})
     await volumes.mount(pod)
-    begun, goes_on = threading.Event(), threading.Event()
-
-    def write(folder: Path, files: Files) -> bool:
-        begun.set()
-        goes_on.wait(60)
-        return write_files(folder, files)
-
-    monkeypatch.setattr("winpod.node.volumes.write_files", write)
-    objects.secrets["shop/login"] = read(v1.Secret, {"data": encoded(password="another")})
+    many = {f"password-{number}": "another" for number in range(5000)}
+    objects.secrets["shop/login"] = read(v1.Secret, {"data": encoded(**many)})
     refreshing = asyncio.create_task(volumes.refresh(pod))
-    await asyncio.to_thread(begun.wait, 60)
+    while not list(volumes.folder("uid-1").glob("volumes/v0/..*/password-9")):
+        assert not refreshing.done()
+        await asyncio.sleep(0.001)
     ending = asyncio.create_task(volumes.unmount("uid-1"))
-    await asyncio.wait({ending}, timeout=0.2)
-    goes_on.set()
     await asyncio.gather(refreshing, ending)
     assert not volumes.folder("uid-1").exists()
 

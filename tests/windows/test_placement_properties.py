@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,7 @@ from tests.windows.fleet import (
     tolerate_os,
 )
 from tests.windows.test_placement import FIELDS
-from winpod.windows import alike
-from winpod.windows.alike import Group
+from winpod.windows.alike import MOST_KEPT, Group
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import KNOWN
 from winpod.windows.isolation import fits_host, guest_fits_host
@@ -147,17 +145,14 @@ def test_a_cluster_whose_nodes_have_changed_places_as_a_new_one_does(
     assert cluster.place(asked, found) == Cluster(fleet).place(asked, found)
 
 
-def test_what_a_cluster_remembers_of_pods_has_a_bound_and_forgetting_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(alike, "MOST_KEPT", 3)
-    labels = {f"zone{number}": "here" for number in range(10)}
+def test_what_a_cluster_remembers_of_pods_has_a_bound_and_forgetting_changes_nothing() -> None:
+    labels = {f"zone{number}": "here" for number in range(MOST_KEPT + 10)}
     cluster = Cluster([node("a", "2019", labels=labels), node("b", "2022")])
-    selectors = [{f"zone{number}": "here"} for number in range(10)]
+    selectors = [{zone: "here"} for zone in labels]
     asked = [pod(node_selector=tuple(selector.items())) for selector in selectors] * 2
     assert {cluster.place(one, {"app": EVERY}).node for one in asked} == {"a"}
-    assert len(cluster._judged) == 3
-    assert max(len(cluster.alike._groups), len(cluster._rooms)) <= 3
+    assert len(cluster._judged) == MOST_KEPT
+    assert max(len(cluster.alike._groups), len(cluster._rooms)) <= MOST_KEPT
 
 
 def test_what_is_sorted_by_resources_has_a_bound() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import platform
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from winpod.node.settings import (
 from winpod.node.thresholds import Thresholds, parse_duration, parse_thresholds
 from winpod.windows.builds import parse_build
 from winpod.windows.errors import InvalidInput
+from winpod.windows.objects import Taint
 
 _log = logging.getLogger("winpod")
 
@@ -190,7 +192,7 @@ def command(
         is_simulated=simulated,
         max_pods=max_pods,
         labels=dict(map(parse_label, label or ())),
-        taints=tuple(parse_taint(text) for text in register_taint or (str(WINDOWS_TAINT),) if text),
+        taints=registered_taints(register_taint),
         reserved=Reserved(
             parse_share(system_reserved) if system_reserved else Share(),
             parse_share(kube_reserved) if kube_reserved else Share(),
@@ -224,6 +226,11 @@ def command(
         for number, one in enumerate(every)
     ]
     asyncio.run(_until_stopped(joined))
+
+
+def registered_taints(told: Sequence[str] | None) -> tuple[Taint, ...]:
+    """Of a node that registers: the usual one where none is told, and none where '' is."""
+    return tuple(parse_taint(text) for text in told or (str(WINDOWS_TAINT),) if text)
 
 
 async def _until_stopped(nodes: list[Joined]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from winpod.cluster.admission.deciding import Fate, Looked
 from winpod.cluster.admission.looking_up import Found, Images, Secrets
@@ -24,14 +25,21 @@ from winpod.windows.objects import Node
 from winpod.windows.placement import Cluster
 
 Key = tuple[str, str]
-_FRESH_SECONDS = 1.0
-_REST_SECONDS = 2.0
-_AGAIN_SECONDS = 60.0
-"""After which images are looked up again although nothing has changed in the cluster."""
 _LOOKUP_SECONDS = 20.0
 _LOOKUPS_AT_ONCE = 16
 _MOST_TOLD = 4096
 _NEW = PodVerdict(Fate.UNKNOWN, "it has not been looked at yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Seconds for which verdicts are `fresh`, to `rest` between two looks, and after which images
+    are looked up `again` although nothing has changed in the cluster.
+    """
+
+    fresh: float = 1.0
+    rest: float = 2.0
+    again: float = 60.0
 
 
 class Judging:
@@ -42,7 +50,9 @@ class Judging:
         secrets: PullSecrets,
         tell: Callable[[Event], None],
         leads: Callable[[], bool],
+        rhythm: Rhythm | None = None,
     ) -> None:
+        self._rhythm = rhythm or Rhythm()
         self._view = view
         self._images = images
         self._secrets = secrets
@@ -58,7 +68,7 @@ class Judging:
 
     def verdicts(self) -> Mapping[Key, PodVerdict]:
         """On all pods that have not ended, by namespace and name."""
-        if time.monotonic() > self._judged_at + _FRESH_SECONDS:
+        if time.monotonic() > self._judged_at + self._rhythm.fresh:
             self._verdicts = dict(self._judge_all())
             self._judged_at = time.monotonic()
         return self._verdicts
@@ -76,9 +86,9 @@ class Judging:
             keys = {_key(pod) for pods in alike.values() for pod in pods}
             self._not_started = {k: v for k, v in self._not_started.items() if k in keys}
             await asyncio.gather(*(self._look_at(pods) for pods in alike.values()))
-            await asyncio.sleep(_REST_SECONDS)
+            await asyncio.sleep(self._rhythm.rest)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_AGAIN_SECONDS if alike else None):
+                async with asyncio.timeout(self._rhythm.again if alike else None):
                     await self._changed.wait()
 
     async def _look_at(self, pods: Sequence[SeenPod]) -> None:

@@ -40,18 +40,18 @@ class Counted:
     out_of_memory_kills: int = 0
 
 
-def set_limits(name: str, limits: Enforced, device: str = "") -> None:
+def set_limits(name: str, limits: Enforced, device: str = "", root: Path = _ROOT) -> None:
     """All of them or none; `device` is the `major:minor` of the disk that the container writes to.
 
     Less memory than is used is refused before anything is written: one layout of the kernel would
     make room by killing, and the other refuses half-way.
     """
-    memory, counted = limits.memory_bytes or MEMORY, read_usage(name)
+    memory, counted = limits.memory_bytes or MEMORY, read_usage(name, root)
     if memory < (used := counted.private_bytes + counted.shared_bytes):
         raise MemoryInUse(memory, used)
     before: list[tuple[Path, str]] = []
-    for controller, file, text in _writes(limits, device):
-        place = _folder(controller, name) / file
+    for controller, file, text in _writes(limits, device, is_unified=_is_unified(root)):
+        place = _folder(controller, name, root) / file
         if not place.exists():
             continue
         was = _text(place)
@@ -61,7 +61,7 @@ def set_limits(name: str, limits: Enforced, device: str = "") -> None:
             _write_back(before)
             if error.errno != errno.EBUSY:
                 raise
-            raise MemoryInUse(memory, read_usage(name).memory_bytes) from None
+            raise MemoryInUse(memory, read_usage(name, root).memory_bytes) from None
         before.append((place, was))
 
 
@@ -73,7 +73,8 @@ def _write_back(before: Sequence[tuple[Path, str]]) -> None:
 
 def set_rates(name: str, device: str, bytes_: int | None, operations: int | None) -> None:
     """How much a group may read and write of one disk in a second; None is no limit."""
-    for controller, file, text in _rate_writes(device, bytes_, operations):
+    writes = _rate_writes(device, bytes_, operations, is_unified=_is_unified())
+    for controller, file, text in writes:
         place = _folder(controller, name) / file
         if place.exists():
             place.write_text(text)
@@ -128,14 +129,14 @@ def _kill_all(folder: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def read_usage(name: str) -> Counted:
-    if _is_unified():
-        folder = _ROOT / PARENT / name
+def read_usage(name: str, root: Path = _ROOT) -> Counted:
+    if _is_unified(root):
+        folder = _folder("", name, root)
         return count_unified({file: _text(folder / file) for file in UNIFIED_FILES})
-    memory, pids = _folder("memory", name), _folder("pids", name)
+    memory, pids = _folder("memory", name, root), _folder("pids", name, root)
     stat = _table(_text(memory / "memory.stat"))
     return Counted(
-        _number(_text(_folder("cpuacct", name) / "cpuacct.usage")),
+        _number(_text(_folder("cpuacct", name, root) / "cpuacct.usage")),
         _number(_text(memory / "memory.usage_in_bytes")),
         stat.get("total_rss", 0),
         stat.get("total_shmem", 0),
@@ -182,14 +183,14 @@ def unified_writes(limits: Enforced) -> Iterator[tuple[str, str]]:
     yield "cpu.weight", str(_weight(limits.cpu_shares or 1024))
 
 
-def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
+def _writes(limits: Enforced, device: str, *, is_unified: bool) -> Iterator[tuple[str, str, str]]:
     rates = limits.disk_bytes_per_second, limits.disk_operations_per_second
     memory = str(limits.memory_bytes or MEMORY)
     quota, period = limits.cpu_quota_us, limits.cpu_period_us
-    if _is_unified():
+    if is_unified:
         for file, text in unified_writes(limits):
             yield "", file, text
-        yield from _rate_writes(device, *rates)
+        yield from _rate_writes(device, *rates, is_unified=is_unified)
         return
     yield "pids", "pids.max", str(limits.pids)
     # The one may never be above the other, so the order depends on which way they go.
@@ -199,15 +200,15 @@ def _writes(limits: Enforced, device: str) -> Iterator[tuple[str, str, str]]:
     yield "cpu", "cpu.cfs_period_us", str(period)
     yield "cpu", "cpu.cfs_quota_us", str(quota or _NO_QUOTA)
     yield "cpu", "cpu.shares", str(limits.cpu_shares or 1024)
-    yield from _rate_writes(device, *rates)
+    yield from _rate_writes(device, *rates, is_unified=is_unified)
 
 
 def _rate_writes(
-    device: str, bytes_: int | None, operations: int | None
+    device: str, bytes_: int | None, operations: int | None, *, is_unified: bool
 ) -> Iterator[tuple[str, str, str]]:
     if not device:
         return
-    if _is_unified():
+    if is_unified:
         most, often = bytes_ or "max", operations or "max"
         yield "", "io.max", f"{device} rbps={most} wbps={most} riops={often} wiops={often}"
         return
@@ -221,12 +222,12 @@ def _weight(shares: int) -> int:
     return 1 + (max(shares, 2) - 2) * 9999 // 262142
 
 
-def _is_unified() -> bool:
-    return (_ROOT / "cgroup.controllers").exists()
+def _is_unified(root: Path = _ROOT) -> bool:
+    return (root / "cgroup.controllers").exists()
 
 
-def _folder(controller: str, name: str) -> Path:
-    return (_ROOT if _is_unified() else _ROOT / controller) / PARENT / name
+def _folder(controller: str, name: str, root: Path = _ROOT) -> Path:
+    return (root if _is_unified(root) else root / controller) / PARENT / name
 
 
 def _text(file: Path) -> str:

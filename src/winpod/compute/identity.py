@@ -83,17 +83,19 @@ def resolver_file(sandbox: SandboxAsked) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def resolver_of(sandbox: SandboxAsked) -> tuple[Sequence[str], Sequence[str]]:
-    """Servers and search domains; a pod that names none has the machine's."""
+def resolver_of(
+    sandbox: SandboxAsked, machine: Path = _HOST_RESOLVER
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Servers and search domains; a pod that names none has the machine's, from that file."""
     if sandbox.servers or sandbox.searches:
         return sandbox.servers, sandbox.searches
-    return _host_resolver()
+    return _read_resolver(machine)
 
 
-def _host_resolver() -> tuple[list[str], list[str]]:
+def _read_resolver(file: Path) -> tuple[list[str], list[str]]:
     """A server on the machine's own loopback is not to be reached from a pod."""
     try:
-        words = [line.split() for line in _HOST_RESOLVER.read_text().splitlines()]
+        words = [line.split() for line in file.read_text().splitlines()]
     except OSError:
         words = []
     servers = [line[1] for line in words if line[:1] == ["nameserver"] and len(line) > 1]

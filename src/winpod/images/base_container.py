@@ -92,12 +92,12 @@ def run_contained(
         remove_bundle(bundle)
 
 
-def remove_bundle(bundle: Path) -> None:
+def remove_bundle(bundle: Path, groups: Path = CONTROL_GROUPS) -> None:
     """What is left of a container, its control groups too, whether it ended well or not."""
     for state in (bundle / "state").glob("*"):
         command = [_runtime(), "--root", str(bundle / "state"), "delete", "--force", state.name]
         subprocess.run(command, capture_output=True, check=False)  # noqa: S603
-    for place in (CONTROL_GROUPS, *CONTROL_GROUPS.glob("*/")):
+    for place in (groups, *groups.glob("*/")):
         _remove_group(place / _name_of(bundle))
     shutil.rmtree(bundle, ignore_errors=True)
 

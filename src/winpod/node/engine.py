@@ -41,11 +41,17 @@ from winpod.node.volumes import Volumes
 from winpod.node.worker import Neighbours, Worker
 from winpod.windows.errors import WinpodError
 
-REFRESH_SECONDS = 60.0
-RELIEF_SECONDS = 10.0
-GARBAGE_SECONDS = 300.0
-LOG_SECONDS = 10.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How many seconds pass between two rounds of each work that the node does for itself."""
+
+    volumes: float = 60.0
+    relief: float = 10.0
+    images: float = 300.0
+    logs: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,9 @@ class Engine:
         clock: Callable[[], datetime] = utc_now,
         pace: Pace | None = None,
         timings: Timings | None = None,
+        rhythm: Rhythm | None = None,
     ) -> None:
+        self._rhythm = rhythm or Rhythm()
         self.timings = timings or Timings()
         client = TimedRuntime(client, self.timings)
         self._view = RuntimeView(client, self._changed)
@@ -111,11 +119,11 @@ class Engine:
         self._means.volumes.prepare()
         self._view.start()
         self._chores.append(asyncio.create_task(self._sweep()))
-        self._begin(REFRESH_SECONDS, self._refresh_volumes)
+        self._begin(self._rhythm.volumes, self._refresh_volumes)
         if not self._means.facts.is_simulated:
-            self._begin(RELIEF_SECONDS, self._relief.look)
-            self._begin(GARBAGE_SECONDS, self._collect_images)
-            self._begin(LOG_SECONDS, self._logs.look)
+            self._begin(self._rhythm.relief, self._relief.look)
+            self._begin(self._rhythm.images, self._collect_images)
+            self._begin(self._rhythm.logs, self._logs.look)
 
     async def stop(self) -> None:
         """Pods go on; nobody looks after them."""

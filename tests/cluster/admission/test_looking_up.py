@@ -18,7 +18,7 @@ from tests.cluster.test_check import push
 from tests.images.registries import StandIn, auths, log_in, serve
 from tests.images.samples import index, windows
 from winpod.cluster.admission import looking_up
-from winpod.cluster.admission.looking_up import Images
+from winpod.cluster.admission.looking_up import Bounds, Images
 from winpod.cluster.admission.metrics import AdmissionMetrics
 
 V2019, V2022 = windows("10.0.17763.805"), windows("10.0.20348.2113")
@@ -36,9 +36,9 @@ class Numbers:
 
 @asynccontextmanager
 async def looking(
-    tag_seconds: float = 300, numbers: Numbers | None = None
+    tag_seconds: float = 300, numbers: Numbers | None = None, **bounds: Any
 ) -> AsyncIterator[Images]:
-    images = Images(lambda: tag_seconds, (numbers or Numbers()).metrics)
+    images = Images(lambda: tag_seconds, (numbers or Numbers()).metrics, Bounds(**bounds))
     try:
         yield images
     finally:
@@ -179,9 +179,7 @@ async def test_a_registry_that_is_down_leaves_what_was_known_of_a_tag() -> None:
         assert other.problem
 
 
-async def test_a_failure_is_kept_shortly_and_a_tag_is_guessed_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failure_is_kept_shortly_and_a_tag_is_guessed_from() -> None:
     asked = 0
 
     async def down(_: web.Request) -> web.StreamResponse:
@@ -198,7 +196,7 @@ async def test_a_failure_is_kept_shortly_and_a_tag_is_guessed_from(
         before = asked
         assert await images.describe(text, (), 5) == guess
         assert asked == before
-        monkeypatch.setattr(looking_up, "_FAILURE_SECONDS", 0.0)
+    async with serve(down) as address, looking(failure_seconds=0.0) as images:
         await images.describe(f"{address}/app:2", (), 5)
         before = asked
         await images.describe(f"{address}/app:2", (), 5)
@@ -248,17 +246,14 @@ async def test_a_name_that_is_none_is_a_problem() -> None:
         assert "failed to parse" in (await images.describe("UPPER/Case", (), 5)).problem
 
 
-async def test_waiting_for_a_turn_is_part_of_a_lookup_s_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(looking_up, "_AT_ONCE", 1)
-    monkeypatch.setattr(looking_up, "_LOOKUP_SECONDS", 0.5)
+async def test_waiting_for_a_turn_is_part_of_a_lookup_s_time() -> None:
     is_over = asyncio.Event()
 
     async def hang(_: web.Request) -> None:
         await is_over.wait()
 
-    async with serve(StandIn(index(V2019), hang)) as address, looking() as images:
+    impatient = looking(at_once=1, lookup_seconds=0.5)
+    async with serve(StandIn(index(V2019), hang)) as address, impatient as images:
         began = time.monotonic()
         asked = (images.describe(f"{address}/app:{tag}", (), 5) for tag in range(10))
         found = await asyncio.gather(*asked)
@@ -269,22 +264,18 @@ async def test_waiting_for_a_turn_is_part_of_a_lookup_s_time(
         assert (await images.describe(f"{address}/app:later", (), 5)).is_certain
 
 
-async def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking_up, "_MOST", 2)
+async def test_what_is_kept_has_a_bound() -> None:
     stand_in = StandIn(index(V2019))
-    async with serve(stand_in) as address, looking() as images:
+    async with serve(stand_in) as address, looking(images=2) as images:
         for tag in "abc":
             await images.describe(f"{address}/app:{tag}", (), 5)
         assert images.known(f"{address}/app:a") is None
         assert images.known(f"{address}/app:c")
 
 
-async def test_images_of_many_platforms_leave_room_for_fewer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(looking_up, "_MOST_MANIFESTS", 5)
+async def test_images_of_many_platforms_leave_room_for_fewer() -> None:
     stand_in = StandIn(index(V2019, V2022))
-    async with serve(stand_in) as address, looking(0) as images:
+    async with serve(stand_in) as address, looking(0, manifests=5) as images:
         for tag in "aaabc":
             await images.describe(f"{address}/app:{tag}", (), 5)
         kept = [name.rpartition(":")[2] for name, _ in images._kept]

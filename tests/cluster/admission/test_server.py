@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import aiohttp
-import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tests.cluster.admission.test_port import API_SERVERS, STRANGERS, client_certificate
 from tests.cluster.api_stand_in import reached
-from winpod.cluster.admission import server
 from winpod.cluster.admission.metrics import AdmissionMetrics
 from winpod.cluster.admission.server import Listening, WebhookServer
 from winpod.cluster.live_settings import LiveSettings
@@ -43,9 +41,8 @@ class Secrets:
 
 
 async def test_who_may_ask_changes_with_the_file_while_the_webhook_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(server, "_RETRY_SECONDS", 0.05)
     authority = tmp_path / "ca.crt"
     authority.write_bytes(API_SERVERS.bundle)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -57,6 +54,7 @@ async def test_who_may_ask_changes_with_the_file_while_the_webhook_listens(
             LiveSettings(api, NAMESPACE),
             AdmissionMetrics(CollectorRegistry()),
             Listening(NAMESPACE, "127.0.0.1", port, authority),
+            retry_seconds=0.05,
         )
         running = asyncio.create_task(webhook.run())
         try:

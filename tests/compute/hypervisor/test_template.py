@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from winpod.compute.errors import MachineFailed
-from winpod.compute.hypervisor import template as templates
 from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.compute.hypervisor.kit import Kit
 from winpod.compute.hypervisor.template import BOOT_SECONDS, Template, Templates, booted
@@ -73,7 +72,8 @@ def _until(done: Callable[[], bool]) -> None:
 def test_without_a_program_that_guests_need_there_is_a_sentence_and_no_guest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "find_kit", lambda _: Kit(tmp_path, "10.0.13"))
+    (tmp_path / "kits/one").mkdir(parents=True)
+    (tmp_path / "kits/one/kit.json").write_text('{"revision": 2, "qemu": "10.0.13"}')
     made = Templates(
         tmp_path,
         Base(tmp_path, datetime.now(UTC), "", with_32bit=False, size=0),

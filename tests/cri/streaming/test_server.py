@@ -78,12 +78,13 @@ async def test_other_methods_and_paths_do_nothing(server: StreamingServer) -> No
                 assert response.status == status
 
 
-async def test_too_many_sessions_are_asked_to_come_back(
-    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "MAX_SESSIONS", 0)
-    url = server.exec_url("container", ["true"], stdout=True)
-    failure = await refused(url, "v4.channel.k8s.io")
+async def test_too_many_sessions_are_asked_to_come_back(backend: LocalBackend) -> None:
+    server = StreamingServer(backend, max_sessions=1)
+    await server.start()
+    async with exec_client(server.exec_url("container", ["cat"], stdin=True), "stdin"):
+        url = server.exec_url("container", ["true"], stdout=True)
+        failure = await refused(url, "v4.channel.k8s.io")
+    await server.close()
     assert failure.status == 429
     assert failure.headers["retry-after"] == "60"
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.instances.memory_api import MemoryApi
+from tests.instances.ssh_server import USER
 from winpod.cluster.instance_settings import InstanceSettings
 from winpod.instances.cluster.nodes import LEASES, NODES, Nodes
 from winpod.instances.cluster.resource import WindowsInstance, instances_path
@@ -18,10 +19,22 @@ from winpod.instances.operator.changing import Turns
 from winpod.instances.operator.live_inputs import LiveInputs
 from winpod.instances.operator.live_machines import LiveMachines
 from winpod.instances.operator.objects import InstanceObjects
+from winpod.instances.rules.desired import Desired
 from winpod.node.event_series import Event
 
 NAMESPACE = "system"
+NOWHERE = "192.0.2.7"
 PATH = instances_path(NAMESPACE)
+
+
+@dataclass
+class AlwaysWanted:
+    """A stand-in for what settings and payload come to."""
+
+    wanted: Desired
+
+    def desired(self, *_: object) -> Desired:
+        return self.wanted
 
 
 @dataclass
@@ -32,6 +45,7 @@ class Caring:
     api: MemoryApi = field(default_factory=MemoryApi)
     events: list[Event] = field(default_factory=list)
     wanted: Any = None
+    soon: float = 2.0
     on_change: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -50,25 +64,36 @@ class Caring:
             tokens=Tokens(self.api),
             turns=Turns(objects, machines, lambda: self.settings.at_most),
             tell_event=self.events.append,
+            soon=self.soon,
         )
 
     def _change(self) -> None:
         self.on_change()
 
-    async def instance(self, name: str, *, machine: str = "", **status: Any) -> WindowsInstance:
+    async def instance(
+        self,
+        name: str,
+        *,
+        machine: str = "",
+        address: str = NOWHERE,
+        port: int = 22,
+        **status: Any,
+    ) -> WindowsInstance:
         """It is there, with this status."""
-        spec = {"address": "192.0.2.7", "username": "me", "machine": machine}
+        spec = {"address": address, "port": port, "username": USER, "machine": machine}
         document = {"spec": spec, "status": status, "metadata": {"finalizers": ["x"]}}
         await self.api.put(f"{PATH}/{name}", document)
         found = msgspec.convert(self.api.objects[f"{PATH}/{name}"], WindowsInstance)
         self.care.objects.changed(found)
         return found
 
-    async def node(self, name: str, *, beat: str, cordoned: bool = False) -> None:
+    async def node(
+        self, name: str, *, beat: str, cordoned: bool = False, address: str = NOWHERE
+    ) -> None:
         """A Node that is ready, whose kubelet was heard of last at that time."""
         status = {
             "conditions": [{"type": "Ready", "status": "True"}],
-            "addresses": [{"type": "InternalIP", "address": "192.0.2.7"}],
+            "addresses": [{"type": "InternalIP", "address": address}],
             "nodeInfo": {"containerRuntimeVersion": "containerd://2.4.2"},
         }
         spec = {"unschedulable": cordoned}

@@ -98,7 +98,7 @@ class MixedCluster(MemoryApi):
 
     async def _node(self, name: str, instance: str, *, machine: str = "") -> None:
         await self.join(name)
-        node = {"node": name, "nodeUid": f"{NODES}/{name}", "phase": "Ready"}
+        node: dict[str, Any] = {"node": name, "nodeUid": f"{NODES}/{name}", "phase": "Ready"}
         await Caring(api=self).instance(instance, machine=machine, **node)
 
     async def begin(self, instance: str) -> None:

@@ -11,19 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.instances.memory_api import MemoryApi
-from tests.instances.operator.caring import NAMESPACE, PATH, Caring
+from tests.instances.operator.caring import NAMESPACE, PATH, AlwaysWanted, Caring
 from tests.instances.operator.test_live_inputs import ask_for, leading
 from tests.instances.remote.test_applying import DESIRED, LINE
 from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
 from tests.instances.ssh_server import ssh_server
 from winpod.instances.cluster.inputs import KEY_ENTRY, KEY_SECRET
 from winpod.instances.cluster.nodes import LEASES, NODES
-from winpod.instances.operator import deeds
-from winpod.instances.remote import acting
-from winpod.instances.rules.desired import Desired
 
 NAME = "127.0.0.1"
 NAT = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"}
@@ -39,17 +34,9 @@ class DyingApi(MemoryApi):
         self.writes_left = writes
         self.died = asyncio.Event()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        content: str = "",
-    ) -> bytes:
+    async def request(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
         await self._alive()
-        answer = await self.store.request(method, path, body, params=params, content=content)
+        answer = await self.store.request(method, path, body, **more)
         if method != "GET":
             self.writes_left -= 1
             if self.writes_left == 0:
@@ -65,13 +52,6 @@ class DyingApi(MemoryApi):
     async def _alive(self) -> None:
         if self.died.is_set():
             await asyncio.Future()
-
-
-class AlwaysWanted:
-    """A stand-in for what settings and payload come to."""
-
-    def desired(self, *_: object) -> Desired:
-        return DESIRED
 
 
 @asynccontextmanager
@@ -105,8 +85,7 @@ async def kubelet(api: MemoryApi, machine: ScriptedWindows) -> AsyncIterator[Non
 async def live(store: MemoryApi, writes: int) -> bool:
     """Whether it died of its writes, and not because all was done."""
     api = DyingApi(store, writes)
-    wanted: Any = AlwaysWanted()
-    caring = Caring(api=api, wanted=wanted)
+    caring = Caring(api=api, wanted=AlwaysWanted(DESIRED), soon=0.05)
     deadline = time.monotonic() + 60
     async with leading(caring):
         while not api.died.is_set() and not is_ready(store):
@@ -121,11 +100,9 @@ def is_ready(store: MemoryApi) -> bool:
 
 
 async def test_a_move_from_docker_ends_well_however_often_the_operator_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Lives of one write, of two, and so on."""
-    monkeypatch.setattr(acting, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(deeds, "_SOON", deeds.After(0.05))
     docker = ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING")
     line = r"C:\k\kubelet.exe --network-plugin=cni"
     old = {"docker": docker, "kubelet": ScriptedService(line, depends=["docker"], state="RUNNING")}

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncssh
 import pytest
 
 from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
-from tests.instances.ssh_server import SshServer, ssh_server
-from winpod.instances.errors import ContainerdNotRunning, StepFailed
+from tests.instances.ssh_server import SHORT, SshServer, ssh_server
+from winpod.instances.errors import ContainerdNotRunning, StepFailed, Unreachable
 from winpod.instances.operator.telling import reason_of
-from winpod.instances.remote import acting, rebooting
 from winpod.instances.remote.applying import apply, plan, plan_removal, read, remove
+from winpod.instances.remote.patience import Patience
 from winpod.instances.remote.rebooting import NotBack
 from winpod.instances.remote.scripts import OddAnswer
 from winpod.instances.remote.ssh import Host, TookTooLong
@@ -26,6 +27,7 @@ from winpod.instances.rules.desired import Desired, WantedService, written
 from winpod.instances.rules.steps import Do
 from winpod.windows.errors import InvalidInput, WinpodError
 
+Befalls = Callable[[ScriptedWindows, SshServer, str], Awaitable[tuple[bytes, bytes, int] | None]]
 LINE = r'"C:\k\bin\kubelet.exe" --label="a b" --100%done --and=&|<>^'
 DESIRED = Desired(
     version="1.0.0",
@@ -49,17 +51,23 @@ DESIRED = Desired(
 
 @asynccontextmanager
 async def windows(
-    folder: Path, **known: object
+    folder: Path, *, befalls: Befalls | None = None, patience: Patience = SHORT, **known: object
 ) -> AsyncIterator[tuple[ScriptedWindows, SshServer, Host]]:
+    """`befalls` is asked first what becomes of a script, and may leave it to the machine."""
     machine = ScriptedWindows(folder, **known)  # type: ignore[arg-type]
-    async with ssh_server(folder, machine.reply) as server, server.host() as host:
+
+    async def reply(script: str) -> tuple[bytes, bytes, int]:
+        answer = await befalls(machine, server, script) if befalls else None
+        return answer or await machine.reply(script)
+
+    async with ssh_server(folder, reply) as server, server.host(patience=patience) as host:
         yield machine, server, host
 
 
-@pytest.fixture(autouse=True)
-def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebooting, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(acting, "POLL_SECONDS", 0.01)
+def cut_off(server: SshServer) -> None:
+    """As when a cable is pulled."""
+    for connection in server.connections:
+        connection.abort()
 
 
 async def test_an_instance_is_made_what_it_should_be_and_the_second_run_does_nothing(
@@ -98,37 +106,32 @@ async def test_secrets_are_in_no_command_script_or_word_that_is_told(tmp_path: P
 async def test_a_run_that_is_cut_off_again_and_again_is_finished_by_the_next(
     tmp_path: Path,
 ) -> None:
-    class CutOff(WinpodError):
-        pass
+    asked = 0
 
-    scripts, cut = 0, 0
+    async def befalls(
+        _: ScriptedWindows, server: SshServer, __: str
+    ) -> tuple[bytes, bytes, int] | None:
+        nonlocal asked
+        asked += 1
+        if asked % 4:
+            return None
+        cut_off(server)
+        return b"", b"", 0
+
     async with windows(tmp_path / "whole") as (_, server, host):
         await apply(host, DESIRED, print)
         scripts = len(server.scripts)
-    async with windows(tmp_path / "cut") as (machine, server, host):
-        run = host._run
-
-        async def once(script: bytes, seconds: float, doing: str) -> object:
-            nonlocal cut
-            cut += 1
-            if cut % 4 == 0:
-                raise CutOff("the laptop was closed.")
-            return await run(script, seconds, doing)
-
-        host._run = once  # type: ignore[method-assign, assignment]
+    patience = replace(SHORT, going=0.3)
+    async with windows(tmp_path / "cut", befalls=befalls, patience=patience) as (machine, _, host):
         for _ in range(scripts):
             try:
                 await apply(host, DESIRED, print)
-            except CutOff:
+            except Unreachable:
                 continue
             break
-        host._run = run  # type: ignore[method-assign]
+        asked = 0
         assert await plan(host, DESIRED) == ()
     assert machine.services["kubelet"].state == "RUNNING"
-
-
-class Killed(WinpodError):
-    """Whoever did it does nothing any more."""
 
 
 def seen_from_outside(machine: ScriptedWindows) -> str:
@@ -139,22 +142,23 @@ def seen_from_outside(machine: ScriptedWindows) -> str:
     return f"{drive} {machine.services} {machine.networks} {machine.images} {machine.features}"
 
 
-async def until_changed(machine: ScriptedWindows, host: Host) -> bool:
-    """Apply until the first script that changes anything has been run; False where none does."""
-    run, before = host._run, seen_from_outside(machine)
+async def killed_when_it_changed(
+    machine: ScriptedWindows, server: SshServer, script: str
+) -> tuple[bytes, bytes, int]:
+    """Whoever sent the first script that changes anything does not live to hear so."""
+    before = seen_from_outside(machine)
+    answer = await machine.reply(script)
+    if seen_from_outside(machine) != before:
+        cut_off(server)
+    return answer
 
-    async def dying(script: bytes, seconds: float, doing: str) -> object:
-        answer = await run(script, seconds, doing)
-        if seen_from_outside(machine) != before:
-            raise Killed("it was killed.")
-        return answer
 
-    host._run = dying  # type: ignore[method-assign, assignment]
+async def lives_on(host: Host) -> bool:
     try:
         await apply(host, DESIRED, print)
-    except Killed:
-        return True
-    return False
+    except Unreachable:
+        return False
+    return True
 
 
 async def test_a_move_from_docker_that_is_killed_after_each_change_ends_as_one_that_is_not(
@@ -175,11 +179,15 @@ async def test_a_move_from_docker_that_is_killed_after_each_change_ends_as_one_t
     ]
     deaths: list[str] = []
     async with windows(
-        tmp_path, services=old, networks=networks, features={"Containers": "Enabled"}
+        tmp_path,
+        befalls=killed_when_it_changed,
+        services=old,
+        networks=networks,
+        features={"Containers": "Enabled"},
     ) as (machine, server, host):
         while True:
             async with server.host() as next_life:
-                if not await until_changed(machine, next_life):
+                if await lives_on(next_life):
                     break
             kubelet = machine.services.get("kubelet")
             if kubelet is None:
@@ -214,88 +222,126 @@ async def test_a_program_that_says_yes_and_does_nothing_is_a_failed_step(tmp_pat
     assert "the service containerd holds the file" in sentence
 
 
-def lost(host: Host) -> WinpodError:
-    return host._lost(EOFError("the connection ended before the command did"))
+@dataclass(frozen=True)
+class Trouble:
+    """What befalls the script that has the words `at`, and how it is told."""
+
+    title: str
+    kind: type[WinpodError]
+    said: str
+    at: str = ""
+    befalls: Befalls | None = None
+    wanted: Desired = DESIRED
+    reason: str = "InstanceFailed"
 
 
-TROUBLES: dict[str, tuple[str, str, Callable[[Host], WinpodError]]] = {
-    "a disk that is full": (
-        "put:",
+async def is_cut_off(_: ScriptedWindows, server: SshServer, __: str) -> None:
+    cut_off(server)
+
+
+async def does_not_end(*_: object) -> None:
+    await asyncio.sleep(60)
+
+
+async def says_x(*_: object) -> tuple[bytes, bytes, int]:
+    return b"x\r\n", b"", 0
+
+
+async def says_no_state(
+    machine: ScriptedWindows, _: SshServer, script: str
+) -> tuple[bytes, bytes, int]:
+    output, errors, code = await machine.reply(script)
+    return output.replace(b"State :", b"Stand :"), errors, code
+
+
+async def lets_nobody_in_again(_: ScriptedWindows, server: SshServer, __: str) -> None:
+    server.key = asyncssh.generate_private_key("ssh-ed25519")
+    cut_off(server)
+
+
+TROUBLES = {
+    "a disk that is full": Trouble(
         r"put the file C:\k\bin\containerd.exe: expected SHA256 ",
-        lambda host: TransferFailed(
-            host.name,
-            r"C:\k\bin\containerd.exe.winpod-new could not be written",
-            asyncssh.SFTPNoSpaceOnFilesystem("Disk full."),
-        ),
+        TransferFailed,
+        r"C:\\k\\bin\\containerd.exe.winpod-new could not be written: No space left on device\.",
     ),
-    "a connection that is lost": (
-        "sc.exe create",
+    "a connection that is lost": Trouble(
         "create the service containerd and 1 more: expected C:",
-        lost,
+        Unreachable,
+        r"the connection to 127\.0\.0\.1 was lost: .*\.",
+        "sc.exe create",
+        is_cut_off,
+        reason="InstanceUnreachable",
     ),
-    "a command that does not end": (
-        "sc.exe start",
+    "a command that does not end": Trouble(
         "start the service containerd: expected running, found stopped",
-        lambda host: TookTooLong(host.name, 300, "sc.exe start containerd", ""),
+        TookTooLong,
+        r"`sc\.exe start containerd` had not ended after 3 seconds\.",
+        "sc.exe start",
+        does_not_end,
+        reason="InstanceUnreachable",
     ),
-    "an answer that nobody understands": (
-        "enable-feature",
+    "an answer that nobody understands": Trouble(
         "enable the feature Containers: expected enabled, found disabled",
-        lambda host: OddAnswer(f"{host.name}: dism says nothing of the feature Containers."),
+        OddAnswer,
+        r"dism says nothing of the feature Containers: .*\.",
+        "enable-feature",
+        says_no_state,
     ),
-    "a host that does not say when it booted": (
-        "LastBootUpTime",
+    "a host that does not say when it booted": Trouble(
         "restart the host: expected Windows started anew, found not started since the change",
-        lambda host: OddAnswer(f"{host.name}: PowerShell did not say when the host booted: x."),
+        OddAnswer,
+        r"PowerShell did not say when the host booted: x\.",
+        "LastBootUpTime",
+        says_x,
     ),
-    "a host that does not come back": (
-        "shutdown.exe",
+    "a host that does not come back": Trouble(
         "restart the host: expected Windows started anew",
-        lambda host: NotBack(f"{host.name}: the host did not come back.", "See its console."),
+        NotBack,
+        r"the host did not come back within 0 minutes of its restart\.",
+        "shutdown.exe",
+        lets_nobody_in_again,
+        reason="InstanceUnreachable",
     ),
-    "a command that cannot be written": (
-        "mkdir",
-        r"make the directory C:\k and 4 more: expected a directory, found nothing",
-        lambda _: InvalidInput("a command has 9000 characters, and cmd takes 8191."),
+    "a command that cannot be written": Trouble(
+        "create the service containerd and 1 more: expected C:",
+        InvalidInput,
+        r"a command has \d+ characters, and cmd takes 8191: .*\.",
+        wanted=replace(
+            DESIRED,
+            services=(DESIRED.services[0], replace(DESIRED.services[1], command_line="x" * 9000)),
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("name", TROUBLES)
 async def test_what_cuts_a_step_off_is_told_with_the_step_and_what_to_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path
 ) -> None:
     """Its kind stays, and so does the word that events have for it."""
-    where, title, make = TROUBLES[name]
-    async with windows(tmp_path) as (_, _server, host):
-        error = make(host)
-        expected = (type(error), reason_of(error), error.sentence.removeprefix("win-1: "))
-        run, put = host._run, host.put
+    trouble = TROUBLES[name]
 
-        async def troubled(script: bytes, seconds: float, doing: str) -> object:
-            if where in script.decode() and "Get-PSDrive" not in script.decode():
-                raise error
-            return await run(script, seconds, doing)
+    async def befalls(
+        machine: ScriptedWindows, server: SshServer, script: str
+    ) -> tuple[bytes, bytes, int] | None:
+        if trouble.befalls and trouble.at in script and "Get-PSDrive" not in script:
+            return await trouble.befalls(machine, server, script)
+        return None
 
-        async def put_troubled(path: str, content: bytes | Path) -> None:
-            if where == "put:" and path.endswith(".winpod-new"):
-                raise error
-            await put(path, content)
-
-        async def reboot_troubled(*_: object) -> str:
-            raise error
-
-        monkeypatch.setattr(host, "_run", troubled)
-        monkeypatch.setattr(host, "put", put_troubled)
-        if isinstance(error, NotBack):
-            monkeypatch.setattr(acting, "reboot", reboot_troubled)
+    patience = replace(SHORT, run=3.0, coming=0.5)
+    async with windows(tmp_path, befalls=befalls, patience=patience) as (_, server, host):
+        if trouble.kind is TransferFailed:
+            new = server.local(r"C:\k\bin\containerd.exe.winpod-new")
+            new.parent.mkdir(parents=True)
+            new.symlink_to("/dev/full")
         with pytest.raises(WinpodError) as caught:
-            await apply(host, DESIRED, print)
+            await apply(host, trouble.wanted, print)
     found = caught.value
-    assert found.sentence.startswith(f"win-1: could not {title}")
+    assert found.sentence.startswith(f"win-1: could not {trouble.title}")
     assert ", found " in found.sentence
-    assert (type(found), reason_of(found)) == expected[:2]
-    assert found.sentence.endswith(f", and then: {expected[2]}")
+    assert (type(found), reason_of(found)) == (trouble.kind, trouble.reason)
+    assert re.search(f", and then: {trouble.said}$", found.sentence), found.sentence
     assert found.advice
 
 

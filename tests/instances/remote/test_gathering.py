@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.instances.scripted_windows import ScriptedService, ScriptedWindows
-from tests.instances.ssh_server import ssh_server
+from tests.instances.ssh_server import SHORT, ssh_server
 from winpod.instances.errors import Unreachable
 from winpod.instances.remote.gathering import gather, without_secrets
 
@@ -48,9 +49,7 @@ async def test_an_archive_has_logs_state_events_and_no_secrets(tmp_path: Path) -
     assert names_in(tmp_path) == ["C:", "found.tar.gz"]
 
 
-async def test_what_hangs_or_is_lost_is_told_and_the_rest_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_hangs_or_is_lost_is_told_and_the_rest_is_there(tmp_path: Path) -> None:
     machine = ScriptedWindows(tmp_path)
 
     async def reply(script: str) -> tuple[bytes, bytes, int]:
@@ -58,9 +57,9 @@ async def test_what_hangs_or_is_lost_is_told_and_the_rest_is_there(
             await asyncio.sleep(60)
         return await machine.reply(script)
 
-    monkeypatch.setattr("winpod.instances.remote.gathering.ANSWER_SECONDS", 0.3)
     told: list[str] = []
-    async with ssh_server(tmp_path, reply) as server, server.host() as host:
+    patience = replace(SHORT, answer=0.3)
+    async with ssh_server(tmp_path, reply) as server, server.host(patience=patience) as host:
         made = await gather(host, tmp_path / "found.tar.gz", told.append)
     given_up = [line for line in told if line.startswith("gave up on events.txt: win-1: `wevtutil")]
     assert len(given_up) == 1

@@ -24,12 +24,6 @@ OTHER = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "RENEW_SECONDS", 0.05)
-
-
 def left(server: SshServer, age: float = 0.0, **change: str) -> Path:
     """A lock that somebody left, or holds."""
     lock = server.local(LOCK)

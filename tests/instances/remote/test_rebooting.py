@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import asyncssh
 import pytest
 
 from tests.instances.scripted_windows import ScriptedWindows
-from tests.instances.ssh_server import ssh_server
-from winpod.instances.remote import rebooting
+from tests.instances.ssh_server import SHORT, ssh_server
 from winpod.instances.remote.rebooting import NotBack, reboot
-
-
-@pytest.fixture(autouse=True)
-def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebooting, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(rebooting, "TOLD_SECONDS", 0.1)
 
 
 @dataclass
@@ -50,23 +43,22 @@ async def test_a_host_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> 
         await host.close()
 
 
-async def test_a_host_that_does_not_restart_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebooting, "GOING_SECONDS", 0.1)
+async def test_a_host_that_does_not_restart_is_a_sentence(tmp_path: Path) -> None:
+    patience = replace(SHORT, going=0.1)
     machine = ScriptedWindows(tmp_path, stubborn={"shutdown"})
-    async with ssh_server(tmp_path, machine.reply) as server, server.host() as host:
+    async with (
+        ssh_server(tmp_path, machine.reply) as server,
+        server.host(patience=patience) as host,
+    ):
         with pytest.raises(NotBack, match="win-1: the host did not restart"):
             await reboot(host, print)
 
 
-async def test_a_host_that_stays_away_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebooting, "COMING_SECONDS", 0.2)
+async def test_a_host_that_stays_away_is_a_sentence(tmp_path: Path) -> None:
+    patience = replace(SHORT, coming=0.2)
     machine = Restarting(tmp_path)
     async with ssh_server(tmp_path, machine.reply) as server:
-        waiting = asyncio.create_task(reboot(server.host(), print))
+        waiting = asyncio.create_task(reboot(server.host(patience=patience), print))
         await machine.went.wait()
     with pytest.raises(NotBack, match="win-1: the host did not come back"):
         await waiting

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
 import pytest
 
-from tests.instances.ssh_server import ssh_server
+from tests.instances.ssh_server import SHORT, ssh_server
 from winpod.instances.errors import HostKeyChanged, LoginRefused, Unreachable
 from winpod.instances.remote.host_keys import KeysInFile, KeysInMemory
 from winpod.instances.remote.login import read_key
@@ -206,16 +207,14 @@ async def test_the_part_of_a_script_that_hangs_is_named(tmp_path: Path) -> None:
             await host.ask([("ver",), ("sc.exe query b", "c"), ("d",)], seconds=0.3)
 
 
-async def test_a_file_of_which_nothing_is_heard_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_of_which_nothing_is_heard_is_given_up(tmp_path: Path) -> None:
     class Stuck(asyncssh.SFTPServer):
         async def open(self, path: bytes, pflags: int, attrs: asyncssh.SFTPAttrs) -> object:
             await asyncio.sleep(60)
             return super().open(path, pflags, attrs)
 
-    monkeypatch.setattr("winpod.instances.remote.ssh.FILE_SECONDS", 0.2)
-    async with ssh_server(tmp_path, files=Stuck) as server, server.host() as host:
+    patience = replace(SHORT, file=0.2)
+    async with ssh_server(tmp_path, files=Stuck) as server, server.host(patience=patience) as host:
         with pytest.raises(Unreachable, match="could not be read: nothing was heard for 0 sec"):
             await host.get(r"C:\Windows\a.txt")
 

@@ -28,15 +28,24 @@ from winpod.windows.errors import InvalidInput, PermissionDenied, WinpodError
 from winpod.windows.platforms import Image
 
 Secrets = Sequence[Mapping[str, Any]]
-_MOST = 10_000
-_MOST_MANIFESTS = 50_000
-"""Of all images together: one may have as many as a hundred others."""
-_FAILURE_SECONDS = 10.0
-_LOOKUP_SECONDS = 30.0
 _SILENCE_SECONDS = 60.0
 """How long a registry that did not answer in time is not waited for again."""
-_AT_ONCE = 16
-"""Lookups at one registry; a slow one does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of what is kept and asked for.
+
+    Manifests are those of all images together: one may have as many as a hundred others. At one
+    registry so many lookups go on `at_once`; a slow one does not hold up the others. What failed
+    is not asked for again for `failure_seconds`.
+    """
+
+    images: int = 10_000
+    manifests: int = 50_000
+    at_once: int = 16
+    lookup_seconds: float = 30.0
+    failure_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,14 @@ _Key = tuple[str, str]
 class Images:
     """Close it at the end. `tag_seconds` is asked each time, since settings change."""
 
-    def __init__(self, tag_seconds: Callable[[], float], metrics: AdmissionMetrics) -> None:
+    def __init__(
+        self,
+        tag_seconds: Callable[[], float],
+        metrics: AdmissionMetrics,
+        bounds: Bounds | None = None,
+    ) -> None:
         self._tag_seconds = tag_seconds
+        self._bounds = bounds or Bounds()
         self._metrics = metrics
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._manifests = 0
@@ -184,14 +199,15 @@ class Images:
 
     async def _from_registry(self, reference: Reference, secrets: Secrets) -> Image:
         """The wait for its turn is part of its time, so that those who wait do not pile up."""
-        until = time.monotonic() + _LOOKUP_SECONDS
-        turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(_AT_ONCE))
+        seconds = self._bounds.lookup_seconds
+        until = time.monotonic() + seconds
+        turn = self._turns.setdefault(reference.registry, asyncio.Semaphore(self._bounds.at_once))
         try:
-            async with asyncio.timeout(_LOOKUP_SECONDS):
+            async with asyncio.timeout(seconds):
                 await turn.acquire()
         except TimeoutError:
             raise RegistryUnavailable(
-                f'"{reference.familiar}" could not be looked up within {_LOOKUP_SECONDS:g} s: '
+                f'"{reference.familiar}" could not be looked up within {seconds:g} s: '
                 f"{reference.registry} did not answer those who asked before."
             ) from None
         try:
@@ -208,20 +224,22 @@ class Images:
     def _failed(
         self, key: _Key, reference: Reference, error: WinpodError
     ) -> tuple[Found, float, str]:
+        seconds = self._bounds.failure_seconds
         if isinstance(error, ImageNotFound):
-            return Found(None, error.sentence), _FAILURE_SECONDS, "missing"
+            return Found(None, error.sentence), seconds, "missing"
         if isinstance(error, PermissionDenied):
             guess = Found(guess_from_tag(reference), error.sentence)
-            return guess, _FAILURE_SECONDS, "denied"
+            return guess, seconds, "denied"
         found = self._unanswered(key, reference, error.sentence)
-        return found, _FAILURE_SECONDS, "stale" if found.is_old else "failed"
+        return found, seconds, "stale" if found.is_old else "failed"
 
     def _keep(self, key: _Key, kept: _Kept) -> None:
         if before := self._kept.pop(key, None):
             self._manifests -= before.manifests
         self._kept[key] = kept
         self._manifests += kept.manifests
-        while len(self._kept) > _MOST or self._manifests > _MOST_MANIFESTS:
+        bounds = self._bounds
+        while len(self._kept) > bounds.images or self._manifests > bounds.manifests:
             _, oldest = self._kept.popitem(last=False)
             self._manifests -= oldest.manifests
 

@@ -54,8 +54,10 @@ class WebhookServer:
         metrics: AdmissionMetrics,
         listening: Listening,
         on_refusal: Callable[[Refusal], None] = lambda _: None,
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._api = api
+        self._retry_seconds = retry_seconds
         self._view = view
         self._listening = listening
         self.images = Images(lambda: settings.now.admission.tag_seconds, metrics)
@@ -107,7 +109,7 @@ class WebhookServer:
                 if wanted != served:
                     await port.serve(serving_context(*wanted))
                 served = wanted
-            await asyncio.sleep(_LOOK_SECONDS if is_well else _RETRY_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS if is_well else self._retry_seconds)
 
     async def _renewed(self) -> bool:
         """Whether all is as it should be."""

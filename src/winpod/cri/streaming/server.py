@@ -46,12 +46,14 @@ class StreamingServer:
         backend: Backend,
         *,
         idle_timeout: float = IDLE_TIMEOUT,
+        max_sessions: int = MAX_SESSIONS,
         during: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`during` is entered for as long as a session goes on."""
         self._backend = backend
         self._during = during
         self._idle_timeout = idle_timeout
+        self._max_sessions = max_sessions
         self._tokens = Tokens()
         self._sessions: set[asyncio.Task[object]] = set()
         self._runner: web.AppRunner | None = None
@@ -144,7 +146,7 @@ class StreamingServer:
             request = self._tokens.redeem(http.match_info["token"])
             if not isinstance(request, kind):
                 return web.Response(status=404, text="404 page not found\n")
-            if len(self._sessions) >= MAX_SESSIONS:
+            if len(self._sessions) >= self._max_sessions:
                 headers = {"Retry-After": f"{TIME_TO_LIVE:.0f}"}
                 words = "maximum number of in-flight requests exceeded\n"
                 return web.Response(status=429, text=words, headers=headers)

@@ -28,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """Reading and changing instances have places of their own: who reads waits for no change."""
+    """Reading and changing instances have places of their own: who reads waits for no change.
+
+    `soon` is how many seconds pass until who waits for something is decided about anew.
+    """
 
     settings: Callable[[], InstanceSettings]
     wanted: Wanted
@@ -40,6 +43,7 @@ class Care:
     turns: Turns
     tell_event: Callable[[Event], None]
     clock: Callable[[], datetime] = utc_now
+    soon: float = 2.0
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKS_AT_ONCE))
     works: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WORKS_AT_ONCE))
 

@@ -80,7 +80,7 @@ class After:
     is_read_again: bool = False
 
 
-_SOON, _AT_REST = After(2.0), After(30.0)
+_AT_REST = After(30.0)
 
 
 class Deeds:
@@ -153,7 +153,7 @@ class Deeds:
         if case.instance.status.phase != Phase.WAITING:
             self._care.tell(case.instance, "InstanceWaiting", said)
         await self._phase(case, Phase.WAITING, said)
-        return _SOON
+        return After(self._care.soon)
 
     async def _refuse(self, case: Case) -> After:
         raise InstanceUnfit(
@@ -178,7 +178,7 @@ class Deeds:
         patience = self._care.settings().drain_seconds
         if case.waited > patience:
             raise DrainLate(case.instance.name, case.node, patience, awaited)
-        return _SOON
+        return After(self._care.soon)
 
     async def _replace(self, case: Case) -> After:
         instance, care = case.instance, self._care
@@ -239,7 +239,7 @@ class Deeds:
         patience = self._care.settings().join_seconds
         if case.waited > patience:
             raise NodeLate(case.instance.name, patience, case.why)
-        return After(_SOON.seconds, is_read_again=was_ready)
+        return After(self._care.soon, is_read_again=was_ready)
 
     async def _uncordon(self, case: Case) -> After:
         await self._care.nodes.set_cordoned(case.node, is_cordoned=False)

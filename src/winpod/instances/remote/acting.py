@@ -18,7 +18,7 @@ from winpod.instances.remote import powershell
 from winpod.instances.remote.parts import read_running
 from winpod.instances.remote.rebooting import Tell, reboot
 from winpod.instances.remote.scripts import call, place
-from winpod.instances.remote.ssh import NEW, RUN_SECONDS, Host
+from winpod.instances.remote.ssh import NEW, Host
 from winpod.instances.rules.desired import Desired, WantedService
 from winpod.instances.rules.state import Running
 from winpod.instances.rules.steps import Do, Step
@@ -26,7 +26,6 @@ from winpod.instances.rules.steps import Do, Step
 STOP_SECONDS = 120.0
 START_SECONDS = 90.0
 GONE_SECONDS = 15.0
-POLL_SECONDS = 1.0
 _LONG = {Do.ENABLE_FEATURE: 3600.0, Do.PULL_IMAGE: 3600.0, Do.REMOVE_DIRECTORY: 1800.0}
 _PID = re.compile(r"^\s*PID\s*:\s*(\d+)", re.MULTILINE)
 _SYSTEM, _ADMINISTRATORS, _USERS = "*S-1-5-18", "*S-1-5-32-544", "*S-1-5-32-545"
@@ -38,8 +37,8 @@ def lines_of(step: Step, desired: Desired) -> tuple[str, ...]:
     return tuple(f"{line} 2>&1" for line in make(step.target, desired)) if make else ()
 
 
-def seconds_for(step: Step) -> float:
-    return _LONG.get(step.do, RUN_SECONDS)
+def seconds_for(step: Step, usual: float) -> float:
+    return _LONG.get(step.do, usual)
 
 
 async def wait_for(step: Step, host: Host, tell: Tell) -> str:
@@ -135,7 +134,7 @@ async def _stop(host: Host, name: str) -> str:
         runs = pid is not None and pid[1] != "0" and f'"{pid[1]}"' in now.output
         return read_running(now.output) in (Running.STOPPED, None) and not runs
 
-    await _until(is_over, STOP_SECONDS)
+    await _until(is_over, STOP_SECONDS, host.patience.poll)
     return asked.last_line
 
 
@@ -164,13 +163,13 @@ async def _until_state(
     async def is_so() -> bool:
         return holds(read_running((await host.run([call("sc.exe", "query", name)])).output))
 
-    await _until(is_so, seconds)
+    await _until(is_so, seconds, host.patience.poll)
 
 
-async def _until(is_done: Callable[[], Awaitable[bool]], seconds: float) -> None:
+async def _until(is_done: Callable[[], Awaitable[bool]], seconds: float, poll: float) -> None:
     """Or until the time is over: what there is then, the next reading tells."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if await is_done():
             return
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(poll)

@@ -122,7 +122,8 @@ async def _do(
             with _doing(host, desired, [step]):
                 await send(step, desired, host)
     with _doing(host, desired, steps):
-        return await run_and_survey(host, lines, state, changed, seconds_for(first))
+        seconds = seconds_for(first, host.patience.run)
+        return await run_and_survey(host, lines, state, changed, seconds)
 
 
 @contextmanager

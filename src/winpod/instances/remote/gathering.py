@@ -29,7 +29,7 @@ from winpod.instances.software.programs import CSI_PROXY, EXPORTER, HYBRID_OVERL
 from winpod.windows.errors import WinpodError
 
 LOG_BYTES = 8 << 20
-STATE_SECONDS, ANSWER_SECONDS = 120.0, 60.0
+STATE_SECONDS = 120.0
 SERVICES = (CONTAINERD, KUBELET, KUBE_PROXY, HYBRID_OVERLAY, CSI_PROXY, EXPORTER, *DOCKER)
 QUESTION = Question((), (), SERVICES, ("Containers", "Microsoft-Hyper-V"))
 LOGS = (
@@ -127,7 +127,7 @@ async def _state(host: Host) -> str:
 
 
 async def _answer(host: Host, line: str) -> str:
-    answer = await host.run([line], ANSWER_SECONDS)
+    answer = await host.run([line], host.patience.answer)
     return f"{answer.output}{answer.errors}"
 
 

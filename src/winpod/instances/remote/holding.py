@@ -24,8 +24,7 @@ from winpod.instances.remote.ssh import SCRIPT, TEMPORARY, TIDY_SECONDS, Host
 from winpod.windows.errors import WinpodError
 
 LOCK = rf"{TEMPORARY}\winpod.lock"
-RENEW_SECONDS, STALE_SECONDS = 20.0, 120.0
-SETTLE_SECONDS = 1.0
+STALE_SECONDS = 120.0
 _held: set[str] = set()
 
 
@@ -54,7 +53,7 @@ async def holding(host: Host) -> AsyncIterator[None]:
 
     async def renew() -> None:
         while not taken:
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(host.patience.renew)
             if host.is_connected and (other := await _renewed(host, mine)):
                 taken.append(other)
                 if task:
@@ -83,7 +82,7 @@ async def _take(host: Host, mine: Holder) -> None:
         raise _busy(host, holder)
     await host.remove(LOCK)
     if await host.create(LOCK, mine.written):
-        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.sleep(host.patience.settle)
     holder = _read(await host.get(LOCK))
     if holder != mine:
         raise _busy(host, holder)

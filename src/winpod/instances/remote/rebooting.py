@@ -12,11 +12,7 @@ from winpod.instances.remote.scripts import OddAnswer, call, last_line
 from winpod.instances.remote.ssh import Host
 from winpod.windows.errors import WinpodError
 
-GOING_SECONDS = 300.0
-COMING_SECONDS = 1800.0
-POLL_SECONDS = 2.0
 CONNECT_SECONDS = 10.0
-TOLD_SECONDS = 60.0
 
 Tell = Callable[[str], None]
 """Takes sentences about what goes on, for people."""
@@ -27,30 +23,30 @@ class NotBack(Unreachable):
 
 
 async def reboot(host: Host, tell: Tell) -> str:
-    before = await when_booted(host)
+    before, patience = await when_booted(host), host.patience
     said = await _shut_down(host)
     tell("it restarts")
     await host.close()
     began, told = time.monotonic(), 0.0
     while True:
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(patience.poll_restart)
         booted = await _booted_now(host)
         waited = time.monotonic() - began
         if booted and booted != before:
             tell(f"it is back after {waited:.0f} seconds")
             return "it has booted anew"
-        if booted and waited > GOING_SECONDS:
+        if booted and waited > patience.going:
             raise NotBack(
                 f"{host.name}: the host did not restart within {waited:.0f} seconds: {said}.",
                 "See what keeps it, restart it by hand, and run the same again.",
             )
-        if waited > COMING_SECONDS:
+        if waited > patience.coming:
             raise NotBack(
                 f"{host.name}: the host did not come back within {waited / 60:.0f} minutes of its "
                 "restart.",
                 "See its console; once it is back, run the same again.",
             )
-        if waited - told > TOLD_SECONDS:
+        if waited - told > patience.told:
             told = waited
             tell(f"it has been away for {waited:.0f} seconds")
 

@@ -22,6 +22,7 @@ import asyncssh
 from winpod.instances.errors import Unreachable
 from winpod.instances.remote.host_keys import HostKeys
 from winpod.instances.remote.login import Login, log_in
+from winpod.instances.remote.patience import Patience
 from winpod.instances.remote.scripts import (
     Section,
     batch,
@@ -34,8 +35,6 @@ from winpod.instances.remote.transfers import TransferFailed, to_sftp
 from winpod.windows.errors import WinpodError
 
 CONNECT_SECONDS = 20.0
-RUN_SECONDS = 300.0
-FILE_SECONDS = 120.0
 TIDY_SECONDS = 5.0
 SWEEP_SECONDS = 86400.0
 TEMPORARY = r"C:\Windows\Temp"
@@ -70,8 +69,15 @@ class Answer:
 class Host:
     """An instance that is spoken to. Used in `async with`, which closes the connection."""
 
-    def __init__(self, login: Login, key: asyncssh.SSHKey, host_keys: HostKeys) -> None:
+    def __init__(
+        self,
+        login: Login,
+        key: asyncssh.SSHKey,
+        host_keys: HostKeys,
+        patience: Patience | None = None,
+    ) -> None:
         self.login = login
+        self.patience = patience or Patience()
         self.name = login.name
         self._key = key
         self._host_keys = host_keys
@@ -92,7 +98,7 @@ class Host:
 
     def opened_with(self, key: asyncssh.SSHKey) -> Host:
         """The same instance, for whoever has another key."""
-        return Host(self.login, key, self._host_keys)
+        return Host(self.login, key, self._host_keys, self.patience)
 
     async def close(self) -> None:
         connection, self._connection, self._sftp = self._connection, None, None
@@ -116,15 +122,15 @@ class Host:
                 self._connection = await log_in(self.login, self._key, self._host_keys, seconds)
             return self._connection
 
-    async def run(self, lines: Sequence[str], seconds: float = RUN_SECONDS) -> Answer:
+    async def run(self, lines: Sequence[str], seconds: float | None = None) -> Answer:
         """Run a batch file of these lines, and forget it."""
-        return await self._run(batch(lines), seconds, lines[0])
+        return await self._run(batch(lines), seconds or self.patience.run, lines[0])
 
     async def ask(
-        self, parts: Iterable[Sequence[str]], seconds: float = RUN_SECONDS
+        self, parts: Iterable[Sequence[str]], seconds: float | None = None
     ) -> list[Section]:
         """Run several parts in one go, and tell what each printed."""
-        listed = list(parts)
+        listed, seconds = list(parts), seconds or self.patience.run
         script, mark = in_sections(listed)
         try:
             answer = await self._run(script, seconds, "")
@@ -139,14 +145,17 @@ class Host:
 
     async def put(self, path: str, content: bytes | Path) -> None:
         """Write a file as it is; `path` is a Windows path in a directory that exists."""
-        limit = asyncio.timeout(FILE_SECONDS)
+        limit = asyncio.timeout(self.patience.file)
         async with self._files(f"{path} could not be written", limit) as sftp:
             if isinstance(content, bytes):
                 async with sftp.open(to_sftp(path), "wb") as file:
                     await file.write(content)
             else:
                 await sftp.put(
-                    content, to_sftp(path), sparse=False, progress_handler=_put_off(limit)
+                    content,
+                    to_sftp(path),
+                    sparse=False,
+                    progress_handler=_put_off(limit, self.patience.file),
                 )
 
     async def rewrite(self, path: str, content: bytes) -> None:
@@ -253,13 +262,13 @@ class Host:
     ) -> AsyncIterator[asyncssh.SFTPClient]:
         connection = await self.connect()
         try:
-            async with limit or asyncio.timeout(FILE_SECONDS):
+            async with limit or asyncio.timeout(self.patience.file):
                 if self._sftp is None:
                     self._sftp = await connection.start_sftp_client()
                 yield self._sftp
         except TimeoutError as error:
             raise self._lost(
-                f"{failure}: nothing was heard for {FILE_SECONDS:.0f} seconds"
+                f"{failure}: nothing was heard for {self.patience.file:.0f} seconds"
             ) from error
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
             raise self._lost(error) from error
@@ -278,10 +287,10 @@ class Host:
         )
 
 
-def _put_off(limit: asyncio.Timeout) -> asyncssh.sftp.SFTPProgressHandler:
+def _put_off(limit: asyncio.Timeout, seconds: float) -> asyncssh.sftp.SFTPProgressHandler:
     """As long as a file moves on, it may take any time."""
     loop = asyncio.get_running_loop()
-    return lambda *_: limit.reschedule(loop.time() + FILE_SECONDS)
+    return lambda *_: limit.reschedule(loop.time() + seconds)
 
 
 @asynccontextmanager
