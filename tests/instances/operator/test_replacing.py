@@ -173,6 +173,22 @@ async def test_one_that_failed_while_it_changed_holds_both_kinds() -> None:
         await decided(operator, LAST, Deed.APPLY)
 
 
+async def test_a_new_machine_that_cannot_become_a_node_holds_both_kinds() -> None:
+    cluster = await mixed()
+    async with life(cluster, 3) as operator:
+        await operator.act("machine-a-1")
+        await cluster.take_out("a-1")
+        await cluster.make("a-2")
+        await known(operator, "machine-a-2")
+        await decided(operator, LAST, Deed.CORDON)
+        operator.care.turns.withdraw(LAST)
+        await operator.care.objects.save(
+            "machine-a-2", lambda status: setattr(status, "failure", "no")
+        )
+        for name in (FIRST, LAST, "machine-b-1"):
+            await decided(operator, name, Deed.WAIT, "machine-a-2 failed while it changed")
+
+
 async def test_a_machine_that_cannot_be_replaced_now_keeps_nobody_waiting() -> None:
     """It wanted to before, and would have been the first."""
     cluster = await mixed()

@@ -49,6 +49,8 @@ class Turns:
             return Stand.RESTS
         if status.is_changing:
             return Stand.FAILED if status.failure else Stand.CHANGES
+        if status.failure and not status.was_ready and self._machines.is_of_a_set(machine):
+            return Stand.FAILED  # it came in the place of another
         if name in self._granted:
             return Stand.CHANGES
         return Stand.WANTS if name in self._wants else Stand.RESTS

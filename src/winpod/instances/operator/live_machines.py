@@ -86,6 +86,10 @@ class LiveMachines:
         machine = self._machines.objects.get(name)
         return not self.are_known or (machine is not None and machine.stays)
 
+    def is_of_a_set(self, name: str) -> bool:
+        machine = self._machines.objects.get(name)
+        return machine is not None and bool(machine.owner)
+
     def hold(self, instance: WindowsInstance) -> str:
         """Why its Machine cannot be replaced now, or nothing; who has begun is not held."""
         name = instance.spec.machine
