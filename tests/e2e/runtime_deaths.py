@@ -3,6 +3,7 @@
 It dies at an effect of the call, another one at a later effect.
 """
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -10,6 +11,7 @@ from typing import Any
 
 from tests.e2e.runtime_process import RuntimeProcess
 
+from winpod.cri.proto import api_pb2 as api
 from winpod.windows.errors import WinpodError
 
 CODE = 0xC0000123
@@ -65,3 +67,74 @@ def log_is_whole(runtime: RuntimeProcess, name: str = "app") -> None:
 
 def forget_log(runtime: RuntimeProcess) -> None:
     (runtime.folder / "logs/app.log").unlink(missing_ok=True)
+
+
+class Prepared:
+    """What a call is about."""
+
+    def __init__(self, runtime: RuntimeProcess) -> None:
+        self._runtime = runtime
+
+    async def created(self) -> str:
+        """A container."""
+        forget_log(self._runtime)
+        return await self._runtime.create(await self._runtime.run_pod(), "ticks", hex(CODE))
+
+    async def started(self) -> str:
+        """A container."""
+        return await self._runtime.begin(await self._runtime.run_pod(), "sleep")
+
+    async def deaf(self) -> str:
+        """A container that hears no stop."""
+        forget_log(self._runtime)
+        container = await self._runtime.begin(await self._runtime.run_pod(), "deaf")
+        await self._runtime.until_said("deaf")
+        return container
+
+    async def pod(self) -> str:
+        """With a container that runs."""
+        pod = await self._runtime.run_pod()
+        await self._runtime.begin(pod, "sleep")
+        return pod
+
+    async def remove_to_the_last(self, container: str) -> None:
+        await self._runtime.remove(container)
+        await asyncio.to_thread(self._runtime.until_cleared)
+
+    async def start(self, container: str) -> None:
+        await self._runtime.call(api.StartContainerRequest(container_id=container))
+
+
+async def goes_on_once_started(runtime: RuntimeProcess, container: str) -> None:
+    """It was started, or was not and says so."""
+    seen = await runtime.status(container)
+    assert seen.state in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING)
+    if seen.state == api.CONTAINER_CREATED:
+        assert runtime.said() == ""
+        await Prepared(runtime).start(container)
+    await goes_on(runtime, container)
+
+
+async def can_be_stopped(runtime: RuntimeProcess, container: str) -> None:
+    """It runs, or has ended as one does that was killed."""
+    running = (api.CONTAINER_RUNNING, api.CONTAINER_EXITED)
+    assert (await runtime.status(container)).state in running
+    await runtime.stop(container)
+    await was_killed(runtime, container)
+
+
+async def was_killed(runtime: RuntimeProcess, container: str) -> None:
+    seen = await runtime.status(container)
+    assert (seen.state, seen.exit_code & 0xFFFFFFFF) == (api.CONTAINER_EXITED, KILLED)
+
+
+async def pod_is_stopped(runtime: RuntimeProcess, pod: str) -> None:
+    await runtime.stop_pod(pod)
+    assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
+    (container,) = await runtime.containers()
+    await was_killed(runtime, container.id)
+
+
+async def all_is_removed(runtime: RuntimeProcess) -> None:
+    await runtime.remove_all()
+    assert runtime.leftovers() == {}

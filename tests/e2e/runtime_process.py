@@ -307,7 +307,7 @@ class RuntimeProcess:
     def leftovers(self, *kinds: str, besides: Sequence[str] = ()) -> dict[str, list[str]]:
         """All that pods can leave behind, the shells that wait aside; empty when nothing is left.
 
-        `besides` are pods and containers that stay. The kernel and the runtime take some of it
+        `besides` are patterns of what stays. The kernel and the runtime take some of it
         apart in their own time.
         """
         deadline = time.monotonic() + LEFT_WITHIN
@@ -421,7 +421,7 @@ class RuntimeProcess:
 
 def _without(found: dict[str, list[str]], stay: Sequence[str]) -> dict[str, list[str]]:
     others = {
-        kind: [name for name in names if not any(one in name for one in stay)]
+        kind: [name for name in names if not any(re.search(one, name) for one in stay)]
         for kind, names in found.items()
     }
     return {kind: names for kind, names in others.items() if names}

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.e2e import runtime_deaths
-from tests.e2e.runtime_deaths import CODE, KILLED, forget_log, goes_on, log_is_whole, ticks_on
+from tests.e2e.runtime_deaths import (
+    CODE,
+    Prepared,
+    all_is_removed,
+    can_be_stopped,
+    forget_log,
+    goes_on_once_started,
+    log_is_whole,
+    pod_is_stopped,
+    ticks_on,
+)
 from tests.e2e.runtime_process import RuntimeProcess
 from tests.e2e.windows_programs import linux_program
 
@@ -36,15 +46,12 @@ LOST = (
     ("init", False),
     ("init", True),
     ("program.pid", False),
+    ("conmon.pid", False),
 )
 """Processes of a container: inside of the guest, or by the file that has its number on the machine;
 and whether that happens while nobody looks."""
 LOST_BY = {(255, "Unknown"), (137, "Error")}
-CREATED, RUNNING, EXITED = (
-    api.CONTAINER_CREATED,
-    api.CONTAINER_RUNNING,
-    api.CONTAINER_EXITED,
-)
+CREATED = api.CONTAINER_CREATED
 OF_ONE = ("containers", "leavings", "disks", "mounts")
 """What must be gone with a container, while its pod lives on."""
 
@@ -89,6 +96,11 @@ async def nothing() -> str:
     return ""
 
 
+def of_pod(pod: str) -> list[str]:
+    """Its network, and what its guest sees its containers' places by."""
+    return [f"netns/{pod}", f"{pod}/vm/(drives|volumes)$"]
+
+
 async def only_pod(runtime: RuntimeProcess) -> str:
     """It is ready, and there is no other."""
     (pod,) = await runtime.pods()
@@ -108,7 +120,7 @@ async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
         found = await runtime.containers()
         assert [container.state for container in found] in ([], [CREATED])
         if not found:
-            assert runtime.leftovers(*OF_ONE, besides=[f"netns/{pod}"]) == {}
+            assert runtime.leftovers(*OF_ONE, besides=of_pod(pod)) == {}
         container = found[0].id if found else await runtime.create(pod, "ticks", hex(CODE))
         await runtime.call(api.StartContainerRequest(container_id=container))
         await runtime.until_said("tick 2\n")
@@ -118,88 +130,43 @@ async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
 
 
 async def test_killed_in_start_container(runtime: RuntimeProcess) -> None:
-    async def created() -> str:
-        forget_log(runtime)
-        return await runtime.create(await runtime.run_pod(), "ticks", hex(CODE))
-
-    def start(container: str) -> Awaitable[Any]:
-        return runtime.call(api.StartContainerRequest(container_id=container))
-
-    async for container in deaths(runtime, created, start):
-        seen = await runtime.status(container)
-        assert seen.state in (CREATED, RUNNING)
-        if seen.state == CREATED:
-            assert runtime.said() == ""
-            await start(container)
-        await goes_on(runtime, container)
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+    prepared = Prepared(runtime)
+    async for container in deaths(runtime, prepared.created, prepared.start):
+        await goes_on_once_started(runtime, container)
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        forget_log(runtime)
-        container = await runtime.begin(await runtime.run_pod(), "deaf")
-        await runtime.until_said("deaf")
-        return container
-
-    async for container in deaths(runtime, started, lambda c: runtime.stop(c, 1)):
-        assert (await runtime.status(container)).state in (RUNNING, EXITED)
-        await runtime.stop(container)
-        seen = await runtime.status(container)
-        assert (seen.state, seen.exit_code & 0xFFFFFFFF) == (EXITED, KILLED)
+    async for container in deaths(runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)):
+        await can_be_stopped(runtime, container)
         await only_pod(runtime)
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        return await runtime.begin(await runtime.run_pod(), "sleep")
-
-    async def remove_to_the_last(container: str) -> None:
-        await runtime.remove(container)
-        await asyncio.to_thread(runtime.until_cleared)
-
-    async for container in deaths(runtime, started, remove_to_the_last):
+    prepared = Prepared(runtime)
+    async for container in deaths(runtime, prepared.started, prepared.remove_to_the_last):
         assert len(await runtime.containers()) <= 1
         await runtime.remove(container)
         assert await runtime.containers() == []
         pod = await only_pod(runtime)
-        assert runtime.leftovers(*OF_ONE, besides=[f"netns/{pod}"]) == {}
+        assert runtime.leftovers(*OF_ONE, besides=of_pod(pod)) == {}
         await runtime.end()
         assert await shells_inside(vm_of(runtime, pod)) == ""
         await runtime.start()
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        pod = await runtime.run_pod()
-        await runtime.begin(pod, "sleep")
-        return pod
-
-    async for pod in deaths(runtime, started, runtime.stop_pod):
-        await runtime.stop_pod(pod)
-        assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
-        found = await runtime.containers()
-        assert [container.state for container in found] == [EXITED]
-        seen = await runtime.status(found[0].id)
-        assert seen.exit_code & 0xFFFFFFFF == KILLED
-        gone = ("sandboxes", "namespaces", "leases", "links", "processes", "memory")
+    gone = ("sandboxes", "namespaces", "leases", "links", "processes", "memory")
+    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.stop_pod):
+        await pod_is_stopped(runtime, pod)
         assert runtime.leftovers(*gone) == {}
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_remove_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        pod = await runtime.run_pod()
-        await runtime.begin(pod, "sleep")
-        return pod
-
-    async for pod in deaths(runtime, started, runtime.remove_pod):
+    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.remove_pod):
         await runtime.remove_pod(pod)
         assert (await runtime.pods(), await runtime.containers()) == ([], [])
         assert runtime.leftovers() == {}
@@ -263,7 +230,7 @@ async def test_a_container_that_loses_a_process_of_its_own_ends_alone(
         assert "microVM" not in seen.message, what
         assert await only_pod(runtime) == pod
         await runtime.remove(container)
-        assert runtime.leftovers(*OF_ONE, besides=[f"netns/{pod}", kept]) == {}, what
+        assert runtime.leftovers(*OF_ONE, besides=[*of_pod(pod), kept]) == {}, what
         await ticks_on(runtime, "kept")
         forget(runtime)
     (kept_data / "go").touch()

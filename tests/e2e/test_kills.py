@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.e2e import runtime_deaths
-from tests.e2e.runtime_deaths import CODE, KILLED, forget_log, goes_on
+from tests.e2e.runtime_deaths import (
+    CODE,
+    Prepared,
+    all_is_removed,
+    can_be_stopped,
+    forget_log,
+    goes_on,
+    goes_on_once_started,
+    pod_is_stopped,
+)
 from tests.e2e.runtime_process import PATIENCE, DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
@@ -26,11 +35,7 @@ from winpod.windows.errors import WinpodError
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 STAYS = 20
-CREATED, RUNNING, EXITED = (
-    api.CONTAINER_CREATED,
-    api.CONTAINER_RUNNING,
-    api.CONTAINER_EXITED,
-)
+CREATED, RUNNING = api.CONTAINER_CREATED, api.CONTAINER_RUNNING
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -113,66 +118,28 @@ async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
 
 
 async def test_killed_in_start_container(runtime: RuntimeProcess) -> None:
-    async def created() -> str:
-        forget_log(runtime)
-        return await runtime.create(await runtime.run_pod(), "ticks", hex(CODE))
-
-    async for container in deaths(
-        runtime, created, lambda c: runtime.call(api.StartContainerRequest(container_id=c))
-    ):
-        seen = await runtime.status(container)
-        assert seen.state in (CREATED, RUNNING)
-        if seen.state == CREATED:
-            assert runtime.said() == ""
-            await runtime.call(api.StartContainerRequest(container_id=container))
-        await goes_on(runtime, container)
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+    prepared = Prepared(runtime)
+    async for container in deaths(runtime, prepared.created, prepared.start):
+        await goes_on_once_started(runtime, container)
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        forget_log(runtime)
-        container = await runtime.begin(await runtime.run_pod(), "deaf")
-        await runtime.until_said("deaf")
-        return container
-
-    async for container in deaths(runtime, started, lambda c: runtime.stop(c, 1)):
-        assert (await runtime.status(container)).state in (RUNNING, EXITED)
-        await runtime.stop(container)
-        seen = await runtime.status(container)
-        assert (seen.state, seen.exit_code & 0xFFFFFFFF) == (EXITED, KILLED)
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+    async for container in deaths(runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)):
+        await can_be_stopped(runtime, container)
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        pod = await runtime.run_pod()
-        await runtime.begin(pod, "sleep")
-        return pod
-
-    async for pod in deaths(runtime, started, runtime.stop_pod):
-        await runtime.stop_pod(pod)
-        assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
-        found = await runtime.containers()
-        assert [container.state for container in found] == [EXITED]
-        seen = await runtime.status(found[0].id)
-        assert seen.exit_code & 0xFFFFFFFF == KILLED
+    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.stop_pod):
+        await pod_is_stopped(runtime, pod)
         assert runtime.leftovers("sandboxes", "namespaces", "leases", "links", "processes") == {}
-        await runtime.remove_all()
-        assert runtime.leftovers() == {}
+        await all_is_removed(runtime)
 
 
 async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        return await runtime.begin(await runtime.run_pod(), "sleep")
-
-    async def remove_to_the_last(container: str) -> None:
-        await runtime.remove(container)
-        await asyncio.to_thread(runtime.until_cleared)
-
-    async for container in deaths(runtime, started, remove_to_the_last):
+    prepared = Prepared(runtime)
+    async for container in deaths(runtime, prepared.started, prepared.remove_to_the_last):
         assert len(await runtime.containers()) <= 1
         await runtime.remove(container)
         assert await runtime.containers() == []
@@ -181,12 +148,7 @@ async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
 
 
 async def test_killed_in_remove_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async def started() -> str:
-        pod = await runtime.run_pod()
-        await runtime.begin(pod, "sleep")
-        return pod
-
-    async for pod in deaths(runtime, started, runtime.remove_pod):
+    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.remove_pod):
         await runtime.remove_pod(pod)
         assert (await runtime.pods(), await runtime.containers()) == ([], [])
         assert runtime.leftovers() == {}
