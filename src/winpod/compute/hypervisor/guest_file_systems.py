@@ -28,9 +28,11 @@ from winpod.compute.hypervisor.file_systems import (
 )
 from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.kit import Kit
+from winpod.compute.hypervisor.shares import VOLUMES, make_place
 from winpod.compute.plan import Mount
 
 _FOLDER = "/run/disks"
+_KIT = "kit"
 _EJECT_SECONDS, _PROGRAM_SECONDS = 15.0, 600.0
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_PARTITIONS = 15
@@ -160,13 +162,12 @@ async def _recognise(guest: Guest, device: str) -> str:
 
 def _show(kit: Kit, machine: Path) -> Kit:
     """To the guest, among the volumes that it has from the host."""
-    place = machine / "volumes/kit"
-    place.mkdir(exist_ok=True)
+    place = make_place(machine, VOLUMES, _KIT)
     if not any(place.iterdir()):
         with mounts.cloned(kit.path) as tree:
             mounts.restrict(tree, readonly=True)
             mounts.attach_at(tree, place)
-    return kit.seen_at("/volumes/kit")
+    return kit.seen_at(f"/{VOLUMES}/{_KIT}")
 
 
 async def _run(guest: Guest, result: str, command: Sequence[str], mount: Mount) -> None:

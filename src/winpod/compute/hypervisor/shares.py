@@ -41,7 +41,7 @@ def open_shares(machine: Path) -> None:
 def make_place(machine: Path, share: str, name: str, *, is_file: bool = False) -> Path:
     """Where something can be mounted for the guest."""
     place = machine / _PLACES / share / name
-    place.touch() if is_file else place.mkdir()
+    place.touch() if is_file else place.mkdir(exist_ok=True)
     return machine / share / name
 
 
