@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 from tests.e2e import windows_programs
 from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, image, machines, until_said, winpod
+from tests.e2e.microvms import WAITS, begin, call, image, machines, until_said, winpod
 from tests.e2e.waiting import eventually
 
 from winpod.compute.errors import GuestRefused, MachineGone
 from winpod.compute.hypervisor.guest import Guest
+from winpod.compute.hypervisor.qmp import Qmp
+from winpod.cri.proto import api_pb2 as api
+from winpod.cri.rpc import RemoteError
 
 __all__ = ["image", "winpod"]
 
@@ -128,6 +131,33 @@ def test_a_pod_whose_microvm_fails_has_ended(
     assert "the pod's microVM has ended" in winpod("inspect", "fails").stdout
     assert machines(winpod) == []
     _remove(winpod, "fails")
+
+
+def test_a_guest_that_stands_still_has_ended_and_who_waits_for_it_is_told(
+    winpod: Winpod, image: str
+) -> None:
+    _start(winpod, image, "still")
+    until_said(winpod, "still", "up")
+    (told,) = json.loads(winpod("inspect", "still").stdout)
+    asked = api.ContainerStatusRequest(container_id=told["status"]["id"])
+    spec = call(winpod, asked).status.image
+    _stop_processors(winpod)
+    with pytest.raises(RemoteError, match="the pod's microVM"):
+        begin(winpod, spec, told["sandbox"]["status"]["id"], "second", ["cmd", "/c", "ver"])
+    _until_ended(winpod, "still")
+    assert "the pod's microVM has ended" in winpod("inspect", "still").stdout
+    assert machines(winpod) == []
+    _remove(winpod, "still")
+
+
+def _stop_processors(winpod: Winpod) -> None:
+    (monitor,) = (winpod.root / "runtime").glob("sandboxes/*/vm/qmp")
+
+    async def stop() -> None:
+        async with Qmp(monitor) as qmp:
+            await qmp.do("stop")
+
+    asyncio.run(stop())
 
 
 def test_a_container_whose_way_out_of_the_guest_is_cut_has_ended(

@@ -11,6 +11,7 @@ import pytest
 from winpod.compute.errors import GuestRefused, MachineGone
 from winpod.compute.hypervisor.guest import MOST_BYTES, Guest
 
+PULSE = 0.05
 Answers = Callable[[list[bytes]], tuple[int, bytes]]
 
 
@@ -89,3 +90,31 @@ async def test_where_nobody_listens_the_machine_is_gone(tmp_path: Path) -> None:
 async def test_nobody_waits_for_the_guest_of_a_machine_that_has_ended(tmp_path: Path) -> None:
     with pytest.raises(MachineGone):
         await Guest(tmp_path / "none").until_up(3600, lambda: False)
+
+
+async def test_a_guest_that_answers_is_not_silent(tmp_path: Path) -> None:
+    asked: list[list[bytes]] = []
+    often = asyncio.Event()
+
+    def remember(words: list[bytes]) -> tuple[int, bytes]:
+        asked.append(words)
+        if len(asked) == 20:
+            often.set()
+        return 0, b""
+
+    async with peer(tmp_path / "s", remember) as guest:
+        silence = asyncio.create_task(guest.until_silent(PULSE))
+        await often.wait()
+        assert not silence.done()
+        silence.cancel()
+
+
+async def test_a_guest_that_answers_nobody_is_silent(tmp_path: Path) -> None:
+    kept: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_unix_server(lambda _, writer: kept.append(writer), tmp_path / "s")
+    await Guest(tmp_path / "s").until_silent(PULSE)
+    server.close()
+
+
+async def test_a_guest_whose_machine_has_ended_is_silent(tmp_path: Path) -> None:
+    await Guest(tmp_path / "none").until_silent(PULSE)

@@ -19,7 +19,7 @@ MOST_MEMORY = 64 << 30
 CONTROL, WARM = "control", "warm"
 """Ports that every guest has: that of its first process, and that of the shell it was kept with."""
 CONSOLE = "console"
-_KEPT_WORDS = 1 << 16
+KEPT_WORDS = 1 << 16
 
 SOCKETS = {"drives": 0, "volumes": 1, "network": 2, "memory": 3}
 """Which root port of the machine a device of the pod goes to."""
@@ -71,7 +71,7 @@ def qemu_arguments(machine: Machine, *, waits: bool, reserved: bool = False) -> 
     words += ["-object", f"{ram},prealloc=on" if reserved else ram]
     words += ["-kernel", str(machine.kernel), "-initrd", str(machine.initial), "-append"]
     words += [_KERNEL if with_kvm else f"{_KERNEL} {_EMULATED}"]
-    kept = f"ringbuf,size={_KEPT_WORDS}" if waits else f"file,path={CONSOLE}"
+    kept = f"ringbuf,size={KEPT_WORDS}" if waits else f"file,path={CONSOLE}"
     words += ["-chardev", f"{kept},id={CONSOLE}", "-serial", f"chardev:{CONSOLE}"]
     words += ["-qmp", "unix:qmp,server=on,wait=off"]
     disk = f"raw,node-name=base,read-only=on,file.driver=file,file.filename={machine.base}"

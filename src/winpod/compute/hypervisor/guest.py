@@ -10,6 +10,7 @@ to answer in time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
@@ -22,8 +23,10 @@ from winpod.compute.agent import short_name
 from winpod.compute.errors import GuestRefused, MachineGone
 
 MOST_BYTES = 1 << 20
-PATIENCE = 120.0
-"""Seconds for anything a guest does: a busy machine has no time for it for the most of them."""
+PATIENCE = 80.0
+"""Seconds for anything a guest does: a busy machine has no time for it for the most of them. Who
+called the runtime gives up after 120."""
+_PULSE, _MOST_SILENT = 10.0, 8
 _TRIES = (2.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MARK = 8
 _HEADER = struct.Struct("<II")
@@ -37,15 +40,15 @@ class Guest:
         self._path = path
         self._streams: Streams | None = None
         self._turn = asyncio.Lock()
+        self._answers = 0
 
     async def ask(self, *words: str) -> bytes:
         """What it answers; `GuestRefused` has the error's number."""
         async with self._turn:
-            streams = self._streams or await self._connect()
             try:
                 async with asyncio.timeout(PATIENCE):
-                    return await _ask(streams, words)
-            except GuestRefused:
+                    return await self._ask(self._streams or await self._connect(), words)
+            except (GuestRefused, MachineGone):
                 raise
             except BaseException as error:
                 self._let_go()
@@ -78,6 +81,27 @@ class Guest:
         except TimeoutError:
             raise MachineGone("the guest did not start") from None
 
+    async def until_silent(self, pulse: float = _PULSE) -> None:
+        """Returns when nobody has had an answer for that many pulses.
+
+        They are counted, and not the time: this process may have had none itself.
+        """
+        asking, silent = None, 0
+        try:
+            while silent < _MOST_SILENT:
+                before = self._answers
+                if asking is None or asking.done():
+                    asking = asyncio.create_task(self._try())
+                await asyncio.sleep(pulse)
+                silent = silent + 1 if self._answers == before else 0
+        finally:
+            if asking:
+                asking.cancel()
+
+    async def _try(self) -> None:
+        with contextlib.suppress(MachineGone, GuestRefused):
+            await self.ask("ping")
+
     def close(self) -> None:
         self._let_go()
 
@@ -90,7 +114,7 @@ class Guest:
                 raise MachineGone(f"the microVM is gone: {error.strerror}") from None
             try:
                 async with asyncio.timeout(seconds):
-                    await _ask(streams, ("ping",))
+                    await self._ask(streams, ("ping",))
             except _SILENT:
                 streams[1].close()
                 continue
@@ -103,18 +127,18 @@ class Guest:
             self._streams[1].close()
             self._streams = None
 
-
-async def _ask(streams: Streams, words: tuple[str, ...]) -> bytes:
-    reader, writer = streams
-    payload = b"".join(os.fsencode(word) + b"\0" for word in words)
-    mark = secrets.token_bytes(_MARK)
-    writer.write(struct.pack("<I", len(payload)) + mark + payload)
-    await writer.drain()
-    await reader.readuntil(mark)
-    size, error = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    if size > MOST_BYTES:
-        raise EOFError
-    data = await reader.readexactly(size)
-    if error:
-        raise GuestRefused(error, words)
-    return data
+    async def _ask(self, streams: Streams, words: tuple[str, ...]) -> bytes:
+        reader, writer = streams
+        payload = b"".join(os.fsencode(word) + b"\0" for word in words)
+        mark = secrets.token_bytes(_MARK)
+        writer.write(struct.pack("<I", len(payload)) + mark + payload)
+        await writer.drain()
+        await reader.readuntil(mark)
+        size, error = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        if size > MOST_BYTES:
+            raise EOFError
+        data = await reader.readexactly(size)
+        self._answers += 1
+        if error:
+            raise GuestRefused(error, words)
+        return data

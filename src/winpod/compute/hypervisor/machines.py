@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -17,9 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from winpod.compute import cgroups
-from winpod.compute.errors import MachineFailed
+from winpod.compute.errors import MachineFailed, MachineGone
 from winpod.compute.hypervisor.arguments import (
+    CONSOLE,
     CONTROL,
+    KEPT_WORDS,
     SOCKETS,
     qemu_arguments,
     virtiofsd_arguments,
@@ -36,6 +39,8 @@ from winpod.compute.processes import is_about, read_pid, until_gone
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
 _MOST_SAID = 1 << 16
 _SHOWN = 500
+_CONSOLE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 _IN_GROUP = 'for file in $1; do echo $$ >"$file" || exit 1; done; shift; exec "$@"'
 
 
@@ -186,14 +191,32 @@ class PodMachine:
         return [pid for pid in found if pid and self._is_own(pid)]
 
     async def until_dead(self) -> None:
-        """Until QEMU has ended, or a server of its files: a guest that waits for one is no use."""
+        """Until QEMU has ended, or a server of its files, or the guest answers nobody any more: a
+        guest that waits for one, or does nothing, is no use, and nothing of it runs afterwards."""
         ends = [asyncio.ensure_future(until_gone(pid)) for pid in self._own()]
-        try:
-            if len(ends) > len(SHARES):
+        if len(ends) > len(SHARES):
+            silence = asyncio.ensure_future(self.guest.until_silent())
+            ends.append(silence)
+            try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
+            finally:
+                for end in ends:
+                    end.cancel()
+            if silence.done():
+                _log.warning(
+                    "the microVM in %s answers nothing; its console: %r",
+                    *(self.folder, await self._console()),
+                )
+        await self.kill()
+
+    async def _console(self) -> str:
+        """The last of what the guest's kernel said."""
+        try:
+            async with asyncio.timeout(_CONSOLE_SECONDS), Qmp(self.folder / "qmp") as qmp:
+                said: str = await qmp.do("ringbuf-read", device=CONSOLE, size=KEPT_WORDS)
+        except (MachineFailed, MachineGone, TimeoutError):
+            return ""
+        return said[-_SHOWN:]
 
     async def kill(self) -> None:
         """All that runs of it."""
