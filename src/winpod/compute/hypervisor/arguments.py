@@ -16,6 +16,9 @@ from winpod.compute.hypervisor.accelerator import Accelerator
 MEMORY = 512 << 20
 """What a guest boots with; more is added to it."""
 MOST_MEMORY = 64 << 30
+USUAL_PROCESSORS = 2
+"""As Hyper-V gives a pod that asks for none; the template has them, so its clones need start none.
+"""
 CONTROL, WARM = "control", "warm"
 """Ports that every guest has: that of its first process, and that of the shell it was kept with."""
 CONSOLE = "console"
@@ -28,7 +31,7 @@ DISK_SOCKETS = range(len(SOCKETS), _ROOT_PORTS)
 """Where disks go that containers mount."""
 _EMULATION = "tcg,tb-size=256"
 _KERNEL = (
-    "console=ttyS0 quiet panic=-1 reboot=t maxcpus=1 mitigations=off nokaslr "
+    f"console=ttyS0 quiet panic=-1 reboot=t maxcpus={USUAL_PROCESSORS} mitigations=off nokaslr "
     "random.trust_cpu=on memhp_default_state=online memory_hotplug.online_policy=auto-movable"
 )
 """Of memory that is added the guest's kernel keeps some for itself: it could not manage much else.

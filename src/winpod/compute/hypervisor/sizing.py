@@ -19,15 +19,13 @@ from typing import Any
 
 from winpod.compute import cgroups
 from winpod.compute.errors import GuestTooSmall, MachineFailed
-from winpod.compute.hypervisor.arguments import MEMORY, MOST_MEMORY, SOCKETS
+from winpod.compute.hypervisor.arguments import MEMORY, MOST_MEMORY, SOCKETS, USUAL_PROCESSORS
 from winpod.compute.hypervisor.asked import MachineAsked, host_limits
 from winpod.compute.hypervisor.guest import PATIENCE, Guest
 from winpod.compute.hypervisor.qmp import Qmp
 from winpod.compute.hypervisor.template import processors
 from winpod.compute.resources import MIB, Enforced
 
-USUAL_PROCESSORS = 2
-"""As Hyper-V gives a pod that asks for none."""
 OWN = 128 * MIB
 """What the guest's kernel needs beside its containers."""
 _BLOCK = 128 * MIB

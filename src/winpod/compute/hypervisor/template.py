@@ -113,7 +113,7 @@ class Templates:
 
 
 def processors() -> int:
-    """As many as a guest can have: those of the machine, all but one of them off at first."""
+    """As many as a guest can have: those of the machine; all but the usual are off at first."""
     return min(len(os.sched_getaffinity(0)), _MOST_PROCESSORS)
 
 
