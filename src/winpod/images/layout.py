@@ -180,7 +180,8 @@ def open_layout(path: Path) -> Layout:
         return _read_layout(path, Directory(path))
     if not path.exists():
         raise InvalidInput(
-            f"{path} does not exist.", "Give an OCI layout directory or an archive of one."
+            f"{path.absolute()} does not exist.",
+            "Give an OCI layout directory or an archive of one.",
         )
     files = Archive(path)
     try:
