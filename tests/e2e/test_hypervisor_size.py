@@ -74,8 +74,8 @@ def _have_large_pages(wanted: int) -> int:
     return int(LARGE_PAGES.read_text())
 
 
-def _remove(winpod: Winpod, name: str) -> None:
-    assert winpod("rm", "-f", name).returncode == 0
+def _remove(winpod: Winpod, *names: str) -> None:
+    assert winpod("rm", "-f", *names).returncode == 0
     assert machines(winpod) == []
 
 
@@ -198,16 +198,18 @@ class Group:
         return {name: int(number) for name, number in rows}
 
 
-def _keep_busy(winpod: Winpod, image: str, name: str, *options: str) -> Group:
-    """A program that takes all of one processor that it can get, in a microVM."""
+def _keep_busy(winpod: Winpod, image: str, name: str, *asked: str) -> int:
+    """A program that takes all of one processor that it can get, in a microVM; that of QEMU."""
+    before = machines(winpod)
+    options = [word for one in asked for word in ("--annotation", f"{PROCESSOR}.{one}")]
     program = windows_programs.go_program(name="load")
     mounted = ("-v", f"{program}:C:\\load.exe:ro")
     isolated = ("-d", "--name", name, "--isolation", "hypervisor", *mounted, *options)
     ran = winpod("run", *isolated, image, "C:\\load.exe", "1")
     assert ran.returncode == 0, ran.stderr
     until_said(winpod, name, "holding")
-    (pid,) = machines(winpod)
-    return Group(pid)
+    (pid,) = set(machines(winpod)) - set(before)
+    return pid
 
 
 def _measure(group: Group) -> tuple[float, int]:
@@ -219,9 +221,7 @@ def _measure(group: Group) -> tuple[float, int]:
 
 
 def test_a_pod_uses_no_more_of_the_processors_than_its_limit(winpod: Winpod, image: str) -> None:
-    asked = (f"{PROCESSOR}.count=1", f"{PROCESSOR}.limit=50000", f"{PROCESSOR}.weight=300")
-    options = (word for one in asked for word in ("--annotation", one))
-    group = _keep_busy(winpod, image, "limited", *options)
+    group = Group(_keep_busy(winpod, image, "limited", "count=1", "limit=50000", "weight=300"))
     assert group.quota == 0.5
     assert group.weight == pytest.approx(300, rel=0.05)
     share, held = _measure(group)
@@ -231,6 +231,23 @@ def test_a_pod_uses_no_more_of_the_processors_than_its_limit(winpod: Winpod, ima
     assert raised.returncode == 0, raised.stderr
     assert group.quota == 0.5 * min(2, len(os.sched_getaffinity(0))), "half of each processor"
     _remove(winpod, "limited")
+
+
+def test_pods_that_want_the_same_processor_share_it_by_their_weights(
+    winpod: Winpod, image: str
+) -> None:
+    heavy = _keep_busy(winpod, image, "heavy", "count=1", "weight=800")
+    light = _keep_busy(winpod, image, "light", "count=1", "weight=100")
+    one = {min(os.sched_getaffinity(0))}
+    for pid in (heavy, light):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), one)
+    groups = [Group(heavy), Group(light)]
+    before = [group.used_seconds for group in groups]
+    time.sleep(MEASURED)
+    more, less = (group.used_seconds - used for group, used in zip(groups, before, strict=True))
+    assert more > 4 * less > 0
+    _remove(winpod, "heavy", "light")
 
 
 @pytest.fixture
