@@ -129,7 +129,7 @@ def test_a_pod_whose_microvm_fails_has_ended(
     break_it(winpod)
     _until_ended(winpod, "fails")
     assert "the pod's microVM has ended" in winpod("inspect", "fails").stdout
-    assert machines(winpod) == []
+    eventually(lambda: machines(winpod), not_)
     _remove(winpod, "fails")
 
 
@@ -146,7 +146,7 @@ def test_a_guest_that_stands_still_has_ended_and_who_waits_for_it_is_told(
         begin(winpod, spec, told["sandbox"]["status"]["id"], "second", ["cmd", "/c", "ver"])
     _until_ended(winpod, "still")
     assert "the pod's microVM has ended" in winpod("inspect", "still").stdout
-    assert machines(winpod) == []
+    eventually(lambda: machines(winpod), not_)
     _remove(winpod, "still")
 
 
