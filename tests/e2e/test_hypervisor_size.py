@@ -199,7 +199,7 @@ class Group:
 
 
 def _keep_busy(winpod: Winpod, image: str, name: str, *asked: str) -> int:
-    """A program that takes all of one processor that it can get, in a microVM; that of QEMU."""
+    """A program that takes all of one processor that it can get, in a microVM; QEMU's pid."""
     before = machines(winpod)
     options = [word for one in asked for word in ("--annotation", f"{PROCESSOR}.{one}")]
     program = windows_programs.go_program(name="load")

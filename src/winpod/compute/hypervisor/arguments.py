@@ -30,8 +30,8 @@ _ROOT_PORTS = 16
 DISK_SOCKETS = range(len(SOCKETS), _ROOT_PORTS)
 """Where disks go that containers mount."""
 _EMULATION = "tcg,thread=single,tb-size=256"
-"""With a thread for each processor, one in some hundred guests lost the end of an interrupt while
-devices were added to it: the processor was deaf from then on, and the guest stood still."""
+"""With a thread for each processor, a guest lost the end of an interrupt now and then, soon after
+it was cloned: the processor was deaf from then on, and the guest stood still."""
 _KERNEL = (
     f"console=ttyS0 quiet panic=-1 reboot=t maxcpus={USUAL_PROCESSORS} mitigations=off nokaslr "
     "random.trust_cpu=on memhp_default_state=online memory_hotplug.online_policy=auto-movable"

@@ -203,9 +203,9 @@ class PodMachine:
                 for end in ends:
                     end.cancel()
             if silence.done():
+                said = await self._console()
                 _log.warning(
-                    "the microVM in %s answers nothing; its console: %r",
-                    *(self.folder, await self._console()),
+                    "the microVM in %s answers nothing; its console: %r", self.folder, said
                 )
         await self.kill()
 
