@@ -20,13 +20,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.objects import BUILD_2019, BUILD_2022, linux_node, windows_node
-from tests.e2e.operator_process import NAMESPACE, OperatorProcess, ask_about_pods
-from tests.images.registries import docker_registry
+from tests.support.e2e.objects import BUILD_2019, BUILD_2022, linux_node, windows_node
+from tests.support.e2e.operator_process import NAMESPACE, OperatorProcess, ask_about_pods
+from tests.support.registries import docker_registry
 
 from winpod.cli.main import app
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
 
 PODS, NODES = 1000, 4
 AT_ONCE = 200
@@ -46,7 +46,7 @@ def pod(name: str, image: str) -> dict[str, Any]:
     }
 
 
-async def add_node(api: ApiServer, name: str, build: str) -> None:
+async def add_node(api: ApiClient, name: str, build: str) -> None:
     """It is ready: the API server gives every new node a taint that somebody takes away."""
     node = windows_node(name, build, room={"pods": "100000"})
     await api.request("POST", "/api/v1/nodes", node)
@@ -55,7 +55,7 @@ async def add_node(api: ApiServer, name: str, build: str) -> None:
         await api.request("PATCH", path, {part: node[part]}, content=content)
 
 
-async def created(api: ApiServer, namespace: str, body: dict[str, Any]) -> tuple[float, str]:
+async def created(api: ApiClient, namespace: str, body: dict[str, Any]) -> tuple[float, str]:
     """How long it took, and the class that the pod has."""
     began = time.perf_counter()
     answer = await api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
@@ -63,7 +63,7 @@ async def created(api: ApiServer, namespace: str, body: dict[str, Any]) -> tuple
     return seconds, json.loads(answer)["spec"].get("runtimeClassName", "")
 
 
-async def in_turn(api: ApiServer, image: str, pods: int) -> None:
+async def in_turn(api: ApiClient, image: str, pods: int) -> None:
     times: dict[str, list[float]] = {_ASKED: [], _EXEMPT: []}
     for number in range(pods):
         for namespace, taken in times.items():
@@ -77,7 +77,7 @@ async def in_turn(api: ApiServer, image: str, pods: int) -> None:
         print(f"admission adds {more:6.2f} ms to the p{percent}")
 
 
-async def at_once(api: ApiServer, image: str) -> None:
+async def at_once(api: ApiClient, image: str) -> None:
     began = time.perf_counter()
     made = await asyncio.gather(
         *(created(api, _ASKED, pod(f"crowd-{number}", image)) for number in range(AT_ONCE))
@@ -108,7 +108,7 @@ def print_own_times(operator: OperatorProcess) -> None:
 
 
 async def add_nodes(plane: ControlPlane, nodes: int) -> None:
-    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    api = ApiClient(read_kubeconfig(plane.kubeconfig))
     try:
         for number in range(nodes):
             await add_node(api, f"win-{number}", BUILD_2022 if number % 2 else BUILD_2019)
@@ -117,7 +117,7 @@ async def add_nodes(plane: ControlPlane, nodes: int) -> None:
 
 
 async def measure(plane: ControlPlane, operator: OperatorProcess, image: str, pods: int) -> None:
-    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    api = ApiClient(read_kubeconfig(plane.kubeconfig))
     try:
         ask_about_pods(plane, operator.webhook_port)
         deadline = time.monotonic() + _PATIENCE

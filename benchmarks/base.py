@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from winpod.images.base import Base, Step, build_base, prepare_prefix
-from winpod.images.base_container import ENVIRONMENT, container_spec
-from winpod.images.base_slim import disk_usage
+from winpod.images.base.build_container import ENVIRONMENT, build_container_spec
+from winpod.images.base.builder import Base, BuildStep, build_base, prepare_prefix
+from winpod.images.base.rootfs_builder import disk_usage
 from winpod.windows.builds import parse_build
 
 BUILDS = ("10.0.17763.805", "10.0.20348.2113", "10.0.26100.1742")
@@ -38,7 +38,7 @@ class Watch:
         self.paused = 0.0
         self.began = time.perf_counter()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: BuildStep) -> None:
         now = time.perf_counter()
         size = sum(disk_usage(path) for path in self.root.glob("bases/.building-*"))
         self.steps.append((step.name, now - self.began - self.paused, size))
@@ -87,7 +87,7 @@ def cold_and_warm(base: Base, folder: Path) -> tuple[list[float], list[float]]:
 
         def start(name: str, command: str, output: Path, *options: str) -> None:
             arguments = ["wine64", "cmd", "/c", command]
-            spec = container_spec(base.rootfs, prefix, arguments, name, ENVIRONMENT)
+            spec = build_container_spec(base.rootfs, prefix, arguments, name, ENVIRONMENT)
             (bundle / "config.json").write_text(json.dumps(spec))
             _run([*runc, "run", *options, "--bundle", str(bundle), name], output)
 

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.windows_programs import c_program, once
+from tests.support.e2e.windows_programs import c_program, once
 
 from benchmarks.containerd import cri_containerd
 from benchmarks.wine_image import pack_program, pack_wine
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 PROGRAMS = Path(__file__).parent / "programs"
 GROUPS = Path("/sys/fs/cgroup")

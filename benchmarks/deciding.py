@@ -15,14 +15,14 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class, windows_node
+from tests.support.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class, windows_node
 
-from winpod.cluster.admission.choosing import Circumstances, prepare
-from winpod.cluster.admission.deciding import decide, fill_in
-from winpod.cluster.admission.looking_up import Found
-from winpod.cluster.settings import Settings
-from winpod.windows.objects import Node, RuntimeClass
-from winpod.windows.placement import Cluster
+from winpod.operator.admission.class_selection import SelectionContext, warm_up
+from winpod.operator.admission.review import mutate_pod, review_pod
+from winpod.operator.image_cache import ImageLookupResult
+from winpod.operator.settings import OperatorSettings
+from winpod.placement.evaluator import Cluster
+from winpod.placement.model import Node, RuntimeClass
 from winpod.windows.platforms import Image, Manifest, Platform
 
 NODES, PODS = 2000, 50
@@ -31,7 +31,7 @@ _MANIFESTS = tuple(
     Manifest(f"sha256:{build}", Platform("windows", "amd64", os_version=f"{build}.1"), 0)
     for build in (BUILD_2019, BUILD_2022)
 )
-_LOOKED = {"app:1": Found(Image("app:1", "sha256:0", _MANIFESTS))}
+_LOOKED = {"app:1": ImageLookupResult(Image("app:1", "sha256:0", _MANIFESTS))}
 Wrote = Callable[[int], dict[str, Any]]
 
 
@@ -58,17 +58,17 @@ def pod(spec: dict[str, Any]) -> dict[str, Any]:
 
 def answer(cluster: Cluster, obj: dict[str, Any]) -> float:
     """In milliseconds."""
-    met = Circumstances(cluster, Settings(), {})
+    met = SelectionContext(cluster, OperatorSettings(), {})
     began = time.thread_time()
-    fill_in(obj, met, _LOOKED)
-    decide(obj, met, _LOOKED)
+    mutate_pod(obj, met, _LOOKED)
+    review_pod(obj, met, _LOOKED)
     return (time.thread_time() - began) * 1000
 
 
 def changed(cluster: Cluster, node: Node) -> tuple[float, Cluster]:
     began = time.thread_time()
-    new = cluster.changed([node])
-    prepare(new)
+    new = cluster.with_nodes([node])
+    warm_up(new)
     return (time.thread_time() - began) * 1000, new
 
 
@@ -81,7 +81,7 @@ def main(nodes: int = NODES) -> None:
     objects = [windows_node(f"n{i}", builds[i % 2], room=_ROOM) for i in range(nodes)]
     known = [runtime_class(f"windows-{build}", PROCESS, build) for build in builds]
     cluster = Cluster(map(Node.from_object, objects), map(RuntimeClass.from_object, known))
-    prepare(cluster)
+    warm_up(cluster)
     print(f"{nodes} nodes")
     for what, wrote in KINDS.items():
         show(what, [answer(cluster, pod(wrote(number))) for number in range(PODS)])

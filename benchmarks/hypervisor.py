@@ -20,28 +20,28 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
-from tests.e2e.microvms import link_kit
-from tests.e2e.windows_programs import cache
+from tests.support.e2e.microvms import link_kit
+from tests.support.e2e.windows_programs import cache
 
 from benchmarks.cri_servers import GROUPS, Server, winpod
 from benchmarks.runtime import LINE, STEPS, Pod, remove_pods, until_up
-from winpod.compute.agent import Agent, Program
+from winpod.compute.agent.client import AgentClient, Program
 from winpod.compute.hypervisor.accelerator import ALLOW, Accelerator, find_accelerator
-from winpod.compute.hypervisor.arguments import WARM
-from winpod.compute.hypervisor.guest_shells import link_shell
-from winpod.compute.hypervisor.kit import Kit, build_kit
-from winpod.compute.hypervisor.template import Template, begin_shell, booted
+from winpod.compute.hypervisor.assets import HypervisorAssets, build_assets
+from winpod.compute.hypervisor.guest_silo import start_agent_link
+from winpod.compute.hypervisor.qemu import WARM
+from winpod.compute.hypervisor.template import Template, boot_guest, start_template_silo
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import build_base
-from winpod.windows.handlers import HYPERVISOR
+from winpod.cri.rpc import CriClient
+from winpod.images.base.builder import build_base
+from winpod.windows.handlers import HYPERVISOR_HANDLER
 
 ROUNDS = 5
 CLONE, PROCESS = "microVM, cloned", "process isolation"
 COLD, KERNEL = "microVM, cold boot to the first line", "bare kernel, boot to its first process"
 
 
-async def one_pod(server: Server, client: Client) -> tuple[float, dict[str, float], int]:
+async def one_pod(server: Server, client: CriClient) -> tuple[float, dict[str, float], int]:
     """Seconds to the first line, those of the steps, and bytes beyond the container's own."""
     server.until_warm()
     pod = Pod(server, client)
@@ -64,11 +64,11 @@ async def cold_boot(template: Template) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="winpod-cold-") as name:
         folder = Path(name)
         begun = time.perf_counter()
-        async with booted(template, folder) as guest:
+        async with boot_guest(template, folder) as guest:
             kernel = time.perf_counter() - begun
-            await begin_shell(guest, with_32bit=False)
-            link = await link_shell(folder, WARM, folder / "agent.sock")
-            agent = Agent(folder / "agent.sock")
+            await start_template_silo(guest, with_32bit=False)
+            link = await start_agent_link(folder, WARM, folder / "agent.sock")
+            agent = AgentClient(folder / "agent.sock")
             await agent.ping()
             said = await agent.run(Program("cmd /c echo ready"))
             line = time.perf_counter() - begun
@@ -79,12 +79,14 @@ async def cold_boot(template: Template) -> tuple[float, float]:
     return kernel, line
 
 
-async def compare(servers: dict[str, Server], kit: Kit, accelerator: Accelerator) -> None:
+async def compare(
+    servers: dict[str, Server], kit: HypervisorAssets, accelerator: Accelerator
+) -> None:
     lines: dict[str, list[float]] = {name: [] for name in (PROCESS, CLONE, COLD, KERNEL)}
     steps: list[dict[str, float]] = []
     beyond: list[int] = []
     async with AsyncExitStack() as stack:
-        clients = {name: Client(f"unix:{server.socket}") for name, server in servers.items()}
+        clients = {name: CriClient(f"unix:{server.socket}") for name, server in servers.items()}
         for name, client in clients.items():
             stack.push_async_callback(client.close)
             await until_up(servers[name], client)
@@ -120,17 +122,17 @@ def main() -> None:
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         sys.exit("it needs a network of its own: unshare --net python -m benchmarks.hypervisor")
     found = find_accelerator(allow_emulation=os.environ.get(ALLOW) == "1")
-    if found.trouble:
-        sys.exit(found.trouble)
+    if found.unavailable_reason:
+        sys.exit(found.unavailable_reason)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     root = cache() / "root"
-    base, kit = build_base(root), build_kit(root)
+    base, kit = build_base(root), build_assets(root)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="winpod-benchmark-")))
         process = stack.enter_context(winpod(PROCESS, base, 2, 1, folder / "process"))
         guest = stack.enter_context(winpod(CLONE, base, 0, 2, folder / "guest"))
         link_kit(folder / "guest/root")
-        guest.handler = HYPERVISOR.name
+        guest.handler = HYPERVISOR_HANDLER.name
         print(f"{found.accelerator}; load of the machine: {os.getloadavg()[0]:.1f}")
         asyncio.run(compare({PROCESS: process, CLONE: guest}, kit, found.accelerator))
         print(f"load of the machine now: {os.getloadavg()[0]:.1f}")

@@ -27,16 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
-from tests.instances.scripted_windows import ScriptedWindows
-from tests.instances.ssh_server import USER, ssh_server
+from tests.support.scripted_windows import ScriptedWindows
+from tests.support.ssh_server import USER, ssh_server
 
 from benchmarks.scale import memory_of
-from winpod.instances.laptop.several import AT_ONCE, for_each
-from winpod.instances.remote.applying import apply, plan
-from winpod.instances.remote.host_keys import KeysInMemory
-from winpod.instances.remote.login import Login, read_key
-from winpod.instances.remote.ssh import Host
-from winpod.instances.rules.desired import Desired, WantedFile, WantedService
+from winpod.instances.planner.desired import DesiredFile, DesiredService, DesiredState
+from winpod.instances.ssh.converge import converge, plan
+from winpod.instances.ssh.host import SshHost
+from winpod.instances.ssh.login import MemoryHostKeys, SshLogin, read_key
+from winpod.instances.standalone.parallel import DEFAULT_PARALLELISM, run_parallel
 
 INSTANCES = 200
 ONE_BY_ONE = 5
@@ -48,22 +47,22 @@ PLAIN_SCRIPT = r"C:\Windows\Temp\plain.cmd"
 @dataclass(frozen=True)
 class Fleet:
     pid: int
-    logins: Sequence[Login]
+    logins: Sequence[SshLogin]
     key: Path
 
 
-def desired_state(folder: Path) -> Desired:
+def desired_state(folder: Path) -> DesiredState:
     files = []
     for number in range(FILES):
         source = folder / f"program-{number}.exe"
         source.write_bytes(os.urandom(FILE_BYTES))
         digest = hashlib.sha256(source.read_bytes()).hexdigest()
-        files.append(WantedFile(rf"C:\k\bin\program-{number}.exe", digest, source))
+        files.append(DesiredFile(rf"C:\k\bin\program-{number}.exe", digest, source))
     services = [
-        WantedService(name, rf"C:\k\bin\{name}.exe --service")
+        DesiredService(name, rf"C:\k\bin\{name}.exe --service")
         for name in ("containerd", "kubelet", "kube-proxy", "windows_exporter")
     ]
-    return Desired(
+    return DesiredState(
         version="1.0.0",
         features=("Containers",),
         directories=(r"C:\k", r"C:\k\bin"),
@@ -105,37 +104,39 @@ def stand_ins(folder: Path, count: int) -> Iterator[Fleet]:
     assert process.stdout
     try:
         ports = json.loads(process.stdout.readline())
-        logins = [Login(f"win-{port}", "127.0.0.1", USER, port) for port in ports]
+        logins = [SshLogin(f"win-{port}", "127.0.0.1", USER, port) for port in ports]
         yield Fleet(process.pid, logins, folder / "key")
     finally:
         process.stdin.close()
         process.wait(30)
 
 
-async def configure(fleet: Fleet, logins: Sequence[Login], desired: Desired, at_once: int) -> float:
-    key, known = read_key(fleet.key.read_bytes()), KeysInMemory()
+async def configure(
+    fleet: Fleet, logins: Sequence[SshLogin], desired: DesiredState, at_once: int
+) -> float:
+    key, known = read_key(fleet.key.read_bytes()), MemoryHostKeys()
 
-    async def one(login: Login) -> None:
-        async with Host(login, key, known) as host:
-            await apply(host, desired, lambda _: None)
+    async def one(login: SshLogin) -> None:
+        async with SshHost(login, key, known) as host:
+            await converge(host, desired, lambda _: None)
             assert await plan(host, desired) == ()
 
     began = time.perf_counter()
-    outcomes = await for_each(logins, lambda login: login.name, one, at_once)
+    outcomes = await run_parallel(logins, lambda login: login.name, one, at_once)
     if failed := [outcome for outcome in outcomes if outcome.failure]:
         sys.exit(f"{len(failed)} failed, the first: {failed[0].failure}")
     return time.perf_counter() - began
 
 
-async def read_all(fleet: Fleet, desired: Desired, at_once: int) -> float:
-    key, known = read_key(fleet.key.read_bytes()), KeysInMemory()
+async def read_all(fleet: Fleet, desired: DesiredState, at_once: int) -> float:
+    key, known = read_key(fleet.key.read_bytes()), MemoryHostKeys()
 
-    async def one(login: Login) -> None:
-        async with Host(login, key, known) as host:
+    async def one(login: SshLogin) -> None:
+        async with SshHost(login, key, known) as host:
             await plan(host, desired)
 
     began = time.perf_counter()
-    await for_each(fleet.logins, lambda login: login.name, one, at_once)
+    await run_parallel(fleet.logins, lambda login: login.name, one, at_once)
     return time.perf_counter() - began
 
 
@@ -153,7 +154,7 @@ def plain_ssh(fleet: Fleet, at_once: int) -> float:
     return time.perf_counter() - began
 
 
-def main(count: int = INSTANCES, at_once: int = AT_ONCE) -> None:
+def main(count: int = INSTANCES, at_once: int = DEFAULT_PARALLELISM) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         desired = desired_state(folder)

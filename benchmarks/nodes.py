@@ -26,8 +26,8 @@ from tests.e2e.controlplane.processes import ServerProcess
 
 from benchmarks.kwok import kwok_command
 from benchmarks.scale import memory_of
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
 
 NODES, PODS = 1000, 10
 AT_ONCE = 32
@@ -59,7 +59,7 @@ async def at_once(works: Iterable[Awaitable[object]]) -> None:
     await asyncio.gather(*(one(work) for work in works))
 
 
-async def until(what: str, api: ApiServer, count: int) -> float:
+async def until(what: str, api: ApiClient, count: int) -> float:
     """Seconds until so many nodes are ready, or pods run."""
     began = time.perf_counter()
     while time.perf_counter() - began < PATIENCE:
@@ -94,7 +94,7 @@ def pod_on(node: str, number: int) -> v1.Pod:
     )
 
 
-async def measure(who: str, pid: int, api: ApiServer, nodes: int, pods: int) -> None:
+async def measure(who: str, pid: int, api: ApiClient, nodes: int, pods: int) -> None:
     ready = await until("nodes", api, nodes)
     registered = cost_of(pid)
     print(f"{who:8} {nodes} nodes ready{ready:>10.0f} s  CPU {registered.cpu:6.1f} s", flush=True)
@@ -122,7 +122,7 @@ async def winpod(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> 
     command = [sys.executable, "-m", "winpod", "node", "--kubeconfig", str(cluster.kubeconfig)]
     command += ["--nodes", str(file), "--root", str(folder / "root")]
     process = ServerProcess("winpod", command, folder / "winpod.log")
-    api = ApiServer(read_kubeconfig(cluster.kubeconfig))
+    api = ApiClient(read_kubeconfig(cluster.kubeconfig))
     try:
         await measure("winpod", process.pid, api, nodes, pods)
     finally:
@@ -134,7 +134,7 @@ async def other(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> N
     command = [*kwok_command(), "--kubeconfig", str(cluster.kubeconfig), "--manage-all-nodes=true"]
     command += ["--cidr=10.0.0.1/8", "--node-lease-duration-seconds=40"]
     process = ServerProcess("kwok", command, folder / "kwok.log")
-    api = ApiServer(read_kubeconfig(cluster.kubeconfig))
+    api = ApiClient(read_kubeconfig(cluster.kubeconfig))
     labels = {"kubernetes.io/os": "windows"}
     made = (
         v1.Node(metadata=ObjectMeta(name=f"win-{number}", labels=labels)) for number in range(nodes)

@@ -24,12 +24,12 @@ from typing import Any
 from lightkube.models import core_v1 as v1
 from lightkube.models import node_v1
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.objects import HYPERVISOR, PROCESS, linux_node, windows_node
+from tests.support.e2e.objects import HYPERVISOR, PROCESS, linux_node, windows_node
 
 from benchmarks.nodes import at_once, cost_of
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
-from winpod.node.following import Known
+from winpod.k8s.client import ApiClient
+from winpod.k8s.informer import Informer
+from winpod.k8s.kubeconfig import read_kubeconfig
 
 NODES, PODS = 2000, 20000
 WORKLOADS = 200
@@ -136,13 +136,13 @@ def status_of(number: int) -> dict[str, Any]:
     }
 
 
-async def add_node(api: ApiServer, node: dict[str, Any]) -> None:
+async def add_node(api: ApiClient, node: dict[str, Any]) -> None:
     await api.request("POST", "/api/v1/nodes", node)
     path = f"/api/v1/nodes/{node['metadata']['name']}/status"
     await api.patch(v1.Node, path, {"status": node["status"]})
 
 
-async def add_pod(api: ApiServer, number: int, nodes: int) -> None:
+async def add_pod(api: ApiClient, number: int, nodes: int) -> None:
     pod = pod_of(number, nodes)
     path = "/api/v1/namespaces/apps/pods"
     await api.request("POST", path, pod)
@@ -160,11 +160,11 @@ async def until(holds: Callable[[], Awaitable[bool]], pause: float) -> float:
     sys.exit(f"not so after {PATIENCE:.0f} s")
 
 
-async def has_class(api: ApiServer, name: str) -> bool:
+async def has_class(api: ApiClient, name: str) -> bool:
     return await api.get(node_v1.RuntimeClass, f"{CLASSES}/{name}") is not None
 
 
-async def is_done(api: ApiServer) -> bool:
+async def is_done(api: ApiClient) -> bool:
     """Classes of all builds, and no Windows node without its label."""
     lacking = {"labelSelector": "kubernetes.io/os=windows,!winpod.dev/isolation"}
     for name in ("windows-2019", "windows-2022"):
@@ -190,7 +190,7 @@ def operator(folder: Path, plane: ControlPlane) -> Any:
     return process(folder, "operator", "-m", "winpod", "operator", *options, *more)
 
 
-async def reaction(api: ApiServer, build: str) -> float:
+async def reaction(api: ApiClient, build: str) -> float:
     """Seconds from a node of a new build to its class."""
     number = build.rpartition(".")[2]
     node = windows_node(f"new-{number}", build, runtime="containerd://2.1.0")
@@ -201,17 +201,17 @@ async def reaction(api: ApiServer, build: str) -> float:
 
 async def keep_whole(kubeconfig: Path, is_known: Path) -> None:
     """The yardstick: every object as it comes, in the types of the API."""
-    api = ApiServer(read_kubeconfig(kubeconfig))
-    nodes = Known(api, v1.Node, "/api/v1/nodes")
-    pods = Known(api, v1.Pod, "/api/v1/pods")
+    api = ApiClient(read_kubeconfig(kubeconfig))
+    nodes = Informer(api, v1.Node, "/api/v1/nodes")
+    pods = Informer(api, v1.Pod, "/api/v1/pods")
     following = asyncio.gather(nodes.run(), pods.run())
     for known in (nodes, pods):
-        await known.wait(PATIENCE)
+        await known.wait_synced(PATIENCE)
     is_known.touch()  # noqa: ASYNC240 - once
     await following
 
 
-async def fill(api: ApiServer, nodes: int, pods: int) -> None:
+async def fill(api: ApiClient, nodes: int, pods: int) -> None:
     began = time.perf_counter()
     await at_once(add_node(api, node_of(number)) for number in range(nodes))
     await at_once(add_pod(api, number, nodes) for number in range(pods))
@@ -223,7 +223,7 @@ def told(what: str, seconds: float, cpu: float) -> None:
 
 
 async def measure(plane: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
-    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    api = ApiClient(read_kubeconfig(plane.kubeconfig))
     await fill(api, nodes, pods)
     with operator(folder, plane) as running:
         first = await until(lambda: is_done(api), 0.1)

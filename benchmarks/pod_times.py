@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
 
-from winpod.node.api import ApiServer
+from winpod.k8s.client import ApiClient
 
 PATIENCE = 600
 READY, RUNS, GONE, ENDS = "apply to Ready", "on the node", "delete to gone", "on the node, ending"
@@ -94,7 +94,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(api: ApiServer, namespace: str) -> AsyncIterator[Watched]:
+async def watching(api: ApiClient, namespace: str) -> AsyncIterator[Watched]:
     """From now on; the namespace has no pods yet."""
     path, watched = f"/api/v1/namespaces/{namespace}/pods", Watched()
     version = (await api.list(v1.Pod, path, {})).version

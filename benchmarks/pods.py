@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, is_ready
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import c_program, cache
-from tests.images.registries import docker_registry
+from tests.support.e2e.node_process import NodeProcess, is_ready
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import c_program, cache
+from tests.support.registries import docker_registry
 
 from benchmarks.cri_servers import PROGRAMS
 from benchmarks.nodes import cost_of
@@ -49,12 +49,12 @@ from benchmarks.pod_times import (
     watching,
 )
 from winpod.cli.main import app
+from winpod.config import RuntimeSettings
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.cri.settings import RuntimeSettings
-from winpod.images.base import Base, build_base
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.cri.rpc import CriClient
+from winpod.images.base.builder import Base, build_base
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
 
 PODS, ROUNDS_OF_ONE, ROUNDS_OF_ALL = 30, 7, 4
 NAMESPACE, ADDRESS = "bench", "10.99.0.1"
@@ -89,7 +89,7 @@ class Node:
 
     async def until_warm(self) -> None:
         if self.socket:
-            client = Client(f"unix:{self.socket}")
+            client = CriClient(f"unix:{self.socket}")
             async with asyncio.timeout(WARM_SECONDS):
                 while await _shells_waiting(client) < self.shells:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
@@ -97,7 +97,7 @@ class Node:
         await asyncio.sleep(SETTLE_SECONDS)
 
 
-async def _shells_waiting(client: Client) -> int:
+async def _shells_waiting(client: CriClient) -> int:
     answer = await client.call("Status", api.StatusRequest(verbose=True))
     return int(json.loads(answer.info["compute"])["warm_shells"]["waiting"])
 
@@ -105,7 +105,7 @@ async def _shells_waiting(client: Client) -> int:
 @dataclass(frozen=True, slots=True)
 class Bench:
     cluster: ControlPlane
-    api: ApiServer
+    api: ApiClient
     image: str
 
     async def live(self, node: Node, count: int) -> Parts:
@@ -282,9 +282,9 @@ async def measure_all(
     cluster: ControlPlane, base: Base, image: str, count: int, folder: Path
 ) -> Results:
     results: Results = {}
-    bench = Bench(cluster, ApiServer(read_kubeconfig(cluster.kubeconfig)), image)
+    bench = Bench(cluster, ApiClient(read_kubeconfig(cluster.kubeconfig)), image)
     nodes = (
-        wine_node(cluster, base, RuntimeSettings().warm_shells, folder / "usual"),
+        wine_node(cluster, base, RuntimeSettings().warm_silos, folder / "usual"),
         wine_node(cluster, base, count, folder / "warm"),
         simulated_node(cluster, folder / "simulated"),
     )

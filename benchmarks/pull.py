@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.images.registries import docker_registry
+from tests.support.registries import docker_registry
 
 from benchmarks.containerd import containerd
 from benchmarks.measuring import Taken, measure, report
@@ -34,12 +34,12 @@ from winpod.images.manifests import (
     OCI_CONFIG,
     OCI_LAYER_GZIP,
     OCI_MANIFEST,
-    Bundle,
     Descriptor,
-    digest_of,
+    ImageBundle,
+    compute_digest,
 )
-from winpod.images.push import push_image
 from winpod.images.references import parse_reference
+from winpod.images.registry.push import push_image
 
 SIZE = 1 << 30
 ROUNDS = {"warm": 3, "cold": 1}
@@ -50,7 +50,7 @@ Pull = Callable[[str, Path], Taken]
 """Pulls a name into a store in a new directory, and tells what it took."""
 
 
-def make_image(workspace: Path) -> Bundle:
+def make_image(workspace: Path) -> ImageBundle:
     archives = write_layers(workspace, SIZE)
     diff_ids = []
     layers: list[tuple[Descriptor, bytes | Path]] = []
@@ -70,7 +70,7 @@ def make_image(workspace: Path) -> Bundle:
             "layers": [descriptor.as_json() for descriptor, _ in layers],
         },
     )
-    return Bundle((*layers, config), (manifest,))
+    return ImageBundle((*layers, config), (manifest,))
 
 
 def _digest(path: Path) -> str:
@@ -80,7 +80,7 @@ def _digest(path: Path) -> str:
 
 def _stored(media_type: str, document: dict[str, object]) -> tuple[Descriptor, bytes]:
     data = json.dumps(document).encode()
-    return Descriptor(media_type, digest_of(data), len(data)), data
+    return Descriptor(media_type, compute_digest(data), len(data)), data
 
 
 def pull_with_winpod(name: str, place: Path) -> Taken:

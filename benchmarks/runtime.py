@@ -22,13 +22,13 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e.windows_programs import cache
+from tests.support.e2e.windows_programs import cache
 
 from benchmarks.cri_servers import GROUP, Server, containerd, winpod
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import build_base
-from winpod.windows.errors import WinpodError
+from winpod.cri.rpc import CriClient
+from winpod.errors import WinpodError
+from winpod.images.base.builder import build_base
 
 TOOLS = {"containerd": "containerd", "runc": "runc", "conmon": "conmon", "ip": "iproute2"}
 TOGETHER = 10
@@ -44,7 +44,7 @@ _numbers = itertools.count()
 class Pod:
     """One pod with one container, from its birth to its removal."""
 
-    def __init__(self, server: Server, client: Client) -> None:
+    def __init__(self, server: Server, client: CriClient) -> None:
         self._server = server
         self._call = client.call
         self._name = f"pod-{next(_numbers)}"
@@ -107,7 +107,7 @@ def _says_ready(log: Path) -> bool:
     return log.exists() and b"ready" in log.read_bytes()
 
 
-async def live(server: Server, client: Client, count: int) -> dict[str, float]:
+async def live(server: Server, client: CriClient, count: int) -> dict[str, float]:
     """So many pods at once; all have come through one step before the next begins."""
     server.until_warm()
     pods = [Pod(server, client) for _ in range(count)]
@@ -128,7 +128,7 @@ async def _together(deeds: Iterable[Coroutine[object, object, None]]) -> float:
 
 
 async def compare(servers: Sequence[Server]) -> None:
-    clients = [Client(f"unix:{server.socket}") for server in servers]
+    clients = [CriClient(f"unix:{server.socket}") for server in servers]
     try:
         for server, client in zip(servers, clients, strict=True):
             await until_up(server, client)
@@ -140,7 +140,7 @@ async def compare(servers: Sequence[Server]) -> None:
             await client.close()
 
 
-async def _compare(servers: Sequence[Server], clients: Sequence[Client]) -> None:
+async def _compare(servers: Sequence[Server], clients: Sequence[CriClient]) -> None:
     for count, title in ((1, "one pod"), (TOGETHER, f"{TOGETHER} pods at once")):
         taken: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
         for _ in range(ROUNDS[count]):
@@ -149,7 +149,7 @@ async def _compare(servers: Sequence[Server], clients: Sequence[Client]) -> None
         report(title, {name: _medians(rounds) for name, rounds in taken.items()})
 
 
-async def until_up(server: Server, client: Client) -> None:
+async def until_up(server: Server, client: CriClient) -> None:
     deadline = time.monotonic() + 60
     while not await _is_up(client):
         if time.monotonic() > deadline:
@@ -161,7 +161,7 @@ async def until_up(server: Server, client: Client) -> None:
         server.image = (await client.call("PullImage", request)).image_ref
 
 
-async def remove_pods(client: Client) -> None:
+async def remove_pods(client: CriClient) -> None:
     """Those that a failure left."""
     listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     for sandbox in listed.items:
@@ -169,7 +169,7 @@ async def remove_pods(client: Client) -> None:
         await client.call("RemovePodSandbox", request)
 
 
-async def _is_up(client: Client) -> bool:
+async def _is_up(client: CriClient) -> bool:
     try:
         answer = await client.call("Status", api.StatusRequest())
     except WinpodError:

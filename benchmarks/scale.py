@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.windows.errors import WinpodError
+from winpod.cri.rpc import CriClient
+from winpod.errors import WinpodError
 
 PODS = 100
 STORED = 1000
@@ -43,7 +43,7 @@ def runtime(folder: Path) -> Iterator[tuple[int, Path, float]]:
         process.wait()
 
 
-async def until_up(client: Client) -> None:
+async def until_up(client: CriClient) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -61,7 +61,7 @@ def memory_of(pid: int) -> float:
     return next(int(line.split()[1]) / 1e3 for line in text.splitlines() if "Pss:" in line)
 
 
-async def run_pod(client: Client, image: str, number: int, folder: Path) -> None:
+async def run_pod(client: CriClient, image: str, number: int, folder: Path) -> None:
     labels = {
         "io.kubernetes.pod.name": f"web-{number}",
         "io.kubernetes.pod.namespace": "default",
@@ -92,7 +92,7 @@ async def run_pod(client: Client, image: str, number: int, folder: Path) -> None
     await client.call("StartContainer", start)
 
 
-async def answer_time(client: Client) -> float:
+async def answer_time(client: CriClient) -> float:
     """Of all containers listed, as a kubelet does every second."""
     began = time.perf_counter()
     for _ in range(ANSWERS):
@@ -100,7 +100,7 @@ async def answer_time(client: Client) -> float:
     return (time.perf_counter() - began) / ANSWERS
 
 
-async def fill(pid: int, client: Client, folder: Path) -> None:
+async def fill(pid: int, client: CriClient, folder: Path) -> None:
     await until_up(client)
     image = f"oci:{folder}/images:web"
     pull = api.PullImageRequest(image=api.ImageSpec(image=image))
@@ -121,7 +121,7 @@ async def fill(pid: int, client: Client, folder: Path) -> None:
 
 async def measure(folder: Path) -> None:
     with runtime(folder) as (pid, socket, _):
-        client = Client(f"unix:{socket}")
+        client = CriClient(f"unix:{socket}")
         await fill(pid, client, folder)
         await client.close()
     await start(f"start after {STORED} ended unseen", folder)
@@ -134,7 +134,7 @@ async def measure(folder: Path) -> None:
 async def start(title: str, folder: Path) -> None:
     """From the process to its first answer."""
     with runtime(folder) as (_, socket, began):
-        client = Client(f"unix:{socket}")
+        client = CriClient(f"unix:{socket}")
         await until_up(client)
         print(f"{title:<44}{time.perf_counter() - began:>8.2f} s", flush=True)
         await client.close()

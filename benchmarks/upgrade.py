@@ -1,7 +1,7 @@
 """An upgrade of 1,000 old nodes, with a real API server: how long it takes, how large it gets.
 
 Nodes and workloads are objects only: nothing runs, so every node is empty when its turn comes, and
-what is measured is the upgrade itself. Images are known beforehand; no registry is asked.
+what is measured is the upgrade itself. ImageCache are known beforehand; no registry is asked.
 
 `python -m benchmarks.upgrade [NODES WORKLOADS]`
 """
@@ -17,21 +17,20 @@ from typing import Any
 
 import msgspec
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, windows_node
+from tests.support.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, windows_node
 
 from benchmarks.nodes import at_once
-from winpod.cluster.admission.looking_up import Found
-from winpod.cluster.custom_resources import Metadata
-from winpod.cluster.settings import Settings
-from winpod.cluster.upgrade.asked import read_asked
-from winpod.cluster.upgrade.controller import Upgrades
-from winpod.cluster.upgrade.objects import MERGE
-from winpod.cluster.upgrade.progress import expected_size, planned_status
-from winpod.cluster.upgrade.resource import CRD, UPGRADES, WindowsUpgrade
-from winpod.cluster.upgrade.survey import Survey
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
-from winpod.node.event_series import Event
+from winpod.k8s.client import MERGE_PATCH, ApiClient
+from winpod.k8s.crd import Metadata
+from winpod.k8s.event_recorder import Event
+from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.operator.image_cache import ImageLookupResult
+from winpod.operator.settings import OperatorSettings
+from winpod.operator.upgrade.controller import UpgradeController
+from winpod.operator.upgrade.progress import expected_size, planned_status
+from winpod.operator.upgrade.resource import CRD, UPGRADES, WindowsUpgrade
+from winpod.operator.upgrade.snapshot import SnapshotReader
+from winpod.operator.upgrade.spec import read_spec
 from winpod.windows.platforms import Image, Manifest, Platform
 
 NODES, WORKLOADS, NEW_NODES = 1000, 50, 20
@@ -47,7 +46,7 @@ BOTH = Image(
 )
 
 
-class CountingServer(ApiServer):
+class CountingServer(ApiClient):
     """Counts requests, and those that write an upgrade's status."""
 
     requests = statuses = 0
@@ -58,9 +57,9 @@ class CountingServer(ApiServer):
         return await super().request(method, path, body, **more)
 
 
-async def known(text: str, secrets: object) -> Found:
+async def known(text: str, secrets: object) -> ImageLookupResult:
     del text, secrets
-    return Found(BOTH)
+    return ImageLookupResult(BOTH)
 
 
 def deployment(number: int) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def deployment(number: int) -> dict[str, Any]:
     }
 
 
-async def fill(api: ApiServer, nodes: int, workloads: int) -> None:
+async def fill(api: ApiClient, nodes: int, workloads: int) -> None:
     """The API server taints every node that is made as not ready; pods move to new nodes only."""
     old = [windows_node(f"windows-2019-{n:05}", BUILD_2019) for n in range(nodes)]
     new = [windows_node(f"windows-2022-{n:05}", BUILD_2022) for n in range(NEW_NODES)]
@@ -88,11 +87,11 @@ async def fill(api: ApiServer, nodes: int, workloads: int) -> None:
     for obj in new:
         taints = {"spec": {"taints": obj["spec"]["taints"]}}
         node = f"/api/v1/nodes/{obj['metadata']['name']}"
-        await api.request("PATCH", node, taints, content=MERGE)
+        await api.request("PATCH", node, taints, content=MERGE_PATCH)
     await at_once(api.request("POST", path, deployment(n)) for n in range(workloads))
 
 
-async def until_told(api: ApiServer, survey: Survey, reason: str) -> float:
+async def until_told(api: ApiClient, survey: SnapshotReader, reason: str) -> float:
     """Seconds that an operator's part for upgrades needs until it says so."""
     told = asyncio.Event()
 
@@ -102,7 +101,7 @@ async def until_told(api: ApiServer, survey: Survey, reason: str) -> float:
             told.set()
 
     began = time.perf_counter()
-    working = asyncio.create_task(Upgrades(api, survey, tell).run())
+    working = asyncio.create_task(UpgradeController(api, survey, tell).run())
     try:
         await told.wait()
         return time.perf_counter() - began
@@ -113,11 +112,11 @@ async def until_told(api: ApiServer, survey: Survey, reason: str) -> float:
 
 async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
     api = CountingServer(read_kubeconfig(plane.kubeconfig))
-    survey = Survey(api, Settings, known)
+    survey = SnapshotReader(api, OperatorSettings, known)
     await fill(api, nodes, workloads)
-    asked = read_asked(SPEC)
+    asked = read_spec(SPEC)
     began = time.perf_counter()
-    plan = await survey.plan(asked, await survey.scene(asked))
+    plan = await survey.plan(asked, await survey.snapshot(asked))
     print(f"planned, with {len(plan.steps)} steps: {time.perf_counter() - began:.1f} s")
     print(f"size expected at the end: {expected_size(planned_status(plan)) >> 10} KiB")
     await api.create(UPGRADES, WindowsUpgrade(Metadata(NAME), SPEC))
@@ -127,7 +126,9 @@ async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
         print(f"{reason}: {seconds:.0f} s, {api.requests} requests, {api.statuses} of its status")
         found = await api.get(WindowsUpgrade, f"{UPGRADES}/{NAME}")
         print(f"its status: {len(msgspec.json.encode(found.status if found else None)) >> 10} KiB")
-        await api.request("PATCH", f"{UPGRADES}/{NAME}", {"spec": {"undo": True}}, content=MERGE)
+        await api.request(
+            "PATCH", f"{UPGRADES}/{NAME}", {"spec": {"undo": True}}, content=MERGE_PATCH
+        )
     await api.close()
 
 

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from winpod.compute.shell import NO_MENUS
-from winpod.images.base import Base, prepare_prefix
-from winpod.images.base_container import ENVIRONMENT
-from winpod.images.manifests import OCI_CONFIG, OCI_MANIFEST, digest_of
+from winpod.compute.silo import NO_MENUS
+from winpod.images.base.build_container import ENVIRONMENT
+from winpod.images.base.builder import Base, prepare_prefix
+from winpod.images.manifests import OCI_CONFIG, OCI_MANIFEST, compute_digest
 from winpod.windows.builds import parse_build
 
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -53,8 +53,8 @@ def _pack(
 
     def stored(kind: str, document: dict[str, object]) -> dict[str, object]:
         data = json.dumps(document).encode()
-        (blobs / digest_of(data).removeprefix("sha256:")).write_bytes(data)
-        return {"mediaType": kind, "digest": digest_of(data), "size": len(data)}
+        (blobs / compute_digest(data).removeprefix("sha256:")).write_bytes(data)
+        return {"mediaType": kind, "digest": compute_digest(data), "size": len(data)}
 
     config = stored(
         OCI_CONFIG,

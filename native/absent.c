@@ -1,8 +1,8 @@
-/* Stands where Windows has a program that the base has not: says so and fails.
+/* Stub for Windows programs that the base does not have: prints a message and fails.
  *
- * The sentence is written into the finished program, in place of the mark, when a base is built.
- * 9009 is the exit code that cmd.exe has for a command that it cannot find. No C library: the
- * program needs nothing but kernel32, and starts in any Windows.
+ * The message is written into the compiled program, in place of the marker, when a base is built.
+ * 9009 is cmd.exe's exit code for an unknown command. Without a C library the program needs only
+ * kernel32.
  */
 
 typedef void *HANDLE;

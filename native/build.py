@@ -1,10 +1,10 @@
-"""Builds winpod's programs in C with PyPI's `ziglang`, into src/winpod/native/.
+"""Build winpod's native programs with PyPI's `ziglang`, into src/winpod/native/.
 
-A program is the file of its name, or all files in the directory of its name. What a filter of the
-kernel's refuses is a table of the package's, and comes to them as a header.
+A program is the C file of its name, or all files in the directory of its name. The system calls
+that the seccomp filter denies are generated as a header from the package's table.
 
-Hatch runs it whenever the package is built or installed, so that an installed winpod has the
-programs and needs no compiler; `python native/build.py` runs it by hand.
+Hatch runs this whenever the package is built or installed, so that an installed winpod has the
+programs and needs no compiler; `python native/build.py` runs it manually.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path(__file__).resolve().parent
 TARGET = SOURCE.parent / "src/winpod/native"
-REFUSED = SOURCE.parent / "src/winpod/compute/seccomp.py"
+SECCOMP = SOURCE.parent / "src/winpod/compute/process/seccomp.py"
 HEADERS = Path(ziglang.__file__).parent / "lib/libc/include/any-windows-any"
 WINDOWS = ("-target", "x86_64-windows-gnu", "-isystem", str(HEADERS))
 WITHOUT_C_LIBRARY = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-Wl,-e,start")
@@ -41,8 +41,10 @@ PROGRAMS = {
     "winit": LINUX,
     "wproxy": LINUX,
 }
+LINKED_AFTER = {"messages.c": "options.c"}
+"""tar.exe's bytes are part of the base's recipe digest, and depend on the order of its sources."""
 PLATFORMS = ("manylinux2014_x86_64", "musllinux_1_1_x86_64")
-"""Any Linux of the programs' architecture: they are static."""
+"""Any Linux of the programs' architecture, because they are static."""
 
 
 class BuildPrograms(BuildHookInterface):  # type: ignore[type-arg]
@@ -58,11 +60,16 @@ def build() -> None:
     TARGET.mkdir(exist_ok=True)
     for name, options in PROGRAMS.items():
         program = TARGET / name
-        sources = [*SOURCE.glob(f"{program.stem}.c"), *sorted(SOURCE.glob(f"{program.stem}/*.c"))]
+        parts = sorted(SOURCE.glob(f"{program.stem}/*.c"), key=link_order)
+        sources = [*SOURCE.glob(f"{program.stem}.c"), *parts]
         headers = [*SOURCE.glob("*.h"), *SOURCE.glob(f"{program.stem}/*.h")]
-        newest = max(file.stat().st_mtime for file in (*sources, *headers, REFUSED))
+        newest = max(file.stat().st_mtime for file in (*sources, *headers, SECCOMP))
         if not program.exists() or program.stat().st_mtime < newest:
             compile_program(sources, program, options)
+
+
+def link_order(source: Path) -> tuple[str, bool]:
+    return LINKED_AFTER.get(source.name, source.name), source.name in LINKED_AFTER
 
 
 def compile_program(sources: list[Path], program: Path, options: tuple[str, ...]) -> None:
@@ -77,8 +84,8 @@ def compile_program(sources: list[Path], program: Path, options: tuple[str, ...]
 
 
 def refused_header() -> str:
-    """Numbers of system calls, of those that the architecture which includes it has."""
-    table = runpy.run_path(str(REFUSED))
+    """Return the numbers of the denied system calls that the including architecture has."""
+    table = runpy.run_path(str(SECCOMP))
     calls = (f"#ifdef __NR_{name}\n__NR_{name},\n#endif\n" for name in table["REFUSED_CALLS"])
     return f"#define NEW_NAMESPACES {table['NEW_NAMESPACES']:#x}\n{''.join(calls)}"
 

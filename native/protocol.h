@@ -1,15 +1,14 @@
-/* What the host, winit and wagent say to each other.
+/* The protocol between the host, winit and wagent.
  *
- * A client connects to the shell's socket; one connection is one program, one opening of a named
- * pipe (INPUT_END closes it, EXIT tells that the program has closed it), or one request. Frames
- * are little endian: u32 length of the payload, u8 type, payload. Between winit and wagent there is
- * a u32 session between type and payload, so that one pair of pipes carries them all.
+ * A client connects to the silo's socket. A connection carries one program, one opened instance of a
+ * named pipe (INPUT_END closes it, EXIT reports that the program closed it), or one request. Frames
+ * are little endian: u32 length of the payload, u8 type, payload. Between winit and wagent a u32
+ * session follows the type, so that one pair of pipes carries all sessions.
  *
  * A client may send INPUT_WINDOW bytes of INPUT, and more as WINDOW allows. wagent may send
- * OUTPUT_WINDOW bytes of OUTPUT and ERRORS, and more as CREDIT allows: neither side ever has to
- * stop reading, so a signal is never stuck behind data, and no buffer grows without bound. Of a
- * named pipe the client itself says with TAKEN what has gone on: neither direction waits for the
- * other, however those at the ends read and write.
+ * OUTPUT_WINDOW bytes of OUTPUT and ERRORS, and more as CREDIT allows. So neither side ever has to
+ * stop reading, signals are never stuck behind data, and buffers are bounded. For a named pipe the
+ * client itself reports with TAKEN what it has forwarded, so neither direction blocks the other.
  */
 
 #ifndef WINPOD_PROTOCOL_H
@@ -28,37 +27,37 @@ enum frame_type {
     /* from a client */
     START = 1,       /* u8 flags, u16 columns, u16 rows; texts: command line, directory, environment */
     INPUT = 2,       /* data */
-    INPUT_END = 3,   /* nothing */
+    INPUT_END = 3,   /* empty */
     SIGNAL = 4,      /* u8 kind */
     RESIZE = 5,      /* u16 columns, u16 rows */
-    PROCESSES = 6,   /* nothing */
-    REGISTRY = 7,    /* changes, one after the other: see requests.c of wagent */
-    PING = 8,        /* nothing */
-    PIPE = 9,        /* text: a name; DONE when it is a named pipe, CONNECTED when it is opened */
-    TAKEN = 10,      /* u32 bytes of a pipe's frames that have gone on: what CREDIT is to programs */
+    PROCESSES = 6,   /* empty */
+    REGISTRY = 7,    /* sequence of changes: see requests.c of wagent */
+    PING = 8,        /* empty */
+    PIPE = 9,        /* text: a name; answered by DONE when the pipe exists, CONNECTED when opened */
+    TAKEN = 10,      /* u32 bytes of a pipe's frames that were forwarded: CREDIT for pipes */
     /* from winit to wagent only */
-    CREDIT = 32,     /* u32 bytes that a client has taken */
-    CLOSE = 33,      /* nothing: the client has gone */
-    /* from the first process of a shell in a microVM to winit on the host */
-    ENDED = 34,      /* nothing: the shell has */
+    CREDIT = 32,     /* u32 bytes that a client has received */
+    CLOSE = 33,      /* empty: the client disconnected */
+    /* from the first process of a silo in a microVM to winit on the host */
+    ENDED = 34,      /* empty: the silo has ended */
     /* to a client */
     STARTED = 65,    /* u32 Windows process id */
     OUTPUT = 66,     /* data */
     ERRORS = 67,     /* data */
     EXIT = 68,       /* u32 exit code */
-    FAILED = 69,     /* u32 Windows error code, its sentence in UTF-8 */
-    WINDOW = 70,     /* u32 bytes of INPUT that were taken */
-    PROCESS_LIST = 71, /* records, one after the other: see requests.c of wagent */
-    DONE = 72,       /* nothing */
-    CONNECTED = 73,  /* nothing: from here on INPUT and OUTPUT are what travels in the pipe */
+    FAILED = 69,     /* u32 Windows error code, its message in UTF-8 */
+    WINDOW = 70,     /* u32 bytes of INPUT that were consumed */
+    PROCESS_LIST = 71, /* sequence of records: see requests.c of wagent */
+    DONE = 72,       /* empty */
+    CONNECTED = 73,  /* empty: from now on INPUT and OUTPUT are the pipe's data */
 };
 
 /* A text is a u32 count of UTF-16 units, then the units, the last of them 0. */
 
 enum start_flag {
     START_TERMINAL = 1,
-    START_INPUT = 2,  /* without it the program reads an end of file */
-    START_WHOLE = 4,  /* whatever the program has started ends with it */
+    START_INPUT = 2,  /* without it the program's stdin is at its end */
+    START_WHOLE = 4,  /* terminate the program's descendants when it exits */
 };
 
 enum signal_kind {

@@ -1,12 +1,11 @@
-/* The first process of a shell: starts wagent, and carries its clients' frames.
+/* The first process of a silo: starts wagent, and multiplexes its clients' frames.
  *
  *     winit PROGRAM ARGUMENT...     (clients connect to the listening socket that is descriptor 3)
- *     winit --link SOCKET           (for a shell in a microVM, whose agent is behind that socket)
+ *     winit --link SOCKET           (for a silo in a microVM, whose agent is behind that socket)
  *
- * The socket comes from outside, so nothing in the container's file system leads to it, and winit
- * hides its memory and descriptors from the programs beside it. Frames are passed on unread: what
- * they mean is between client and agent. It reaps whatever ends, and ends when the agent does, or
- * when Wine's server was killed: without it nothing of Windows goes on, and nothing ends either.
+ * The socket is inherited, so it has no path in the container, and winit hides its memory and
+ * descriptors from the container's programs. Frames are forwarded without interpretation. It reaps
+ * children, and exits with the agent, or if wineserver was killed: without it all of Windows hangs.
  */
 
 #define _GNU_SOURCE
@@ -30,17 +29,17 @@
 
 #define LISTENER 3
 #define MAX_SESSIONS 256
-#define MAX_HELD (1u << 20)
+#define MAX_QUEUED (1u << 20)
 
-/* Bytes on their way, in the order they came. */
+/* A FIFO of bytes. */
 struct queue {
     uint8_t *data;
-    size_t start, filled, room;
+    size_t start, filled, capacity;
 };
 
 struct session {
     int socket;
-    uint32_t id, untold; /* untold: bytes that the client took and the agent does not know of */
+    uint32_t id, uncredited; /* uncredited: bytes sent to the client but not reported to the agent */
     bool watching_in, watching_out;
     struct queue in, out;
 };
@@ -51,49 +50,49 @@ static struct queue to_agent, from_agent;
 static int events, agent_in, agent_out, signals;
 static pid_t agent;
 
-static bool append(struct queue *queue, const void *data, size_t size)
+static bool queue_append(struct queue *queue, const void *data, size_t size)
 {
-    if (queue->start + queue->filled + size > queue->room) {
+    if (queue->start + queue->filled + size > queue->capacity) {
         if (queue->filled)
             memmove(queue->data, queue->data + queue->start, queue->filled);
         queue->start = 0;
     }
-    if (queue->filled + size > queue->room) {
-        size_t room = queue->room ? queue->room : 4096;
-        while (room < queue->filled + size)
-            room *= 2;
-        uint8_t *data_now = realloc(queue->data, room);
-        if (!data_now)
+    if (queue->filled + size > queue->capacity) {
+        size_t capacity = queue->capacity ? queue->capacity : 4096;
+        while (capacity < queue->filled + size)
+            capacity *= 2;
+        uint8_t *grown = realloc(queue->data, capacity);
+        if (!grown)
             return false;
-        queue->data = data_now;
-        queue->room = room;
+        queue->data = grown;
+        queue->capacity = capacity;
     }
     memcpy(queue->data + queue->start + queue->filled, data, size);
     queue->filled += size;
     return true;
 }
 
-static void take(struct queue *queue, size_t size)
+static void queue_consume(struct queue *queue, size_t size)
 {
     queue->start += size;
     queue->filled -= size;
     if (queue->filled)
         return;
     queue->start = 0;
-    if (queue->room > 64 * 1024) {
+    if (queue->capacity > 64 * 1024) {
         free(queue->data);
         *queue = (struct queue){0};
     }
 }
 
-static void forget(struct queue *queue)
+static void queue_reset(struct queue *queue)
 {
     free(queue->data);
     *queue = (struct queue){0};
 }
 
-/* Writes what it can. Returns the bytes written, or -1 when the other side is gone. */
-static ssize_t flush(int fd, struct queue *queue)
+/* Writes what it can. Returns the bytes written, or -1 if the other side is gone. */
+static ssize_t queue_flush(int fd, struct queue *queue)
 {
     size_t written = 0;
     while (queue->filled) {
@@ -102,35 +101,35 @@ static ssize_t flush(int fd, struct queue *queue)
             continue;
         if (now < 0)
             return errno == EAGAIN ? (ssize_t)written : -1;
-        take(queue, (size_t)now);
+        queue_consume(queue, (size_t)now);
         written += (size_t)now;
     }
     return (ssize_t)written;
 }
 
-/* Reads once. Returns false at the end, or when there is no memory. */
-static bool fill(int fd, struct queue *queue)
+/* Reads once. Returns false at the end, or without memory. */
+static bool queue_fill(int fd, struct queue *queue)
 {
     static uint8_t buffer[64 * 1024];
     ssize_t now = read(fd, buffer, sizeof buffer);
     if (now < 0)
         return errno == EAGAIN || errno == EINTR;
-    return now > 0 && append(queue, buffer, (size_t)now);
+    return now > 0 && queue_append(queue, buffer, (size_t)now);
 }
 
-static void tell_agent(uint32_t id, uint8_t type, const void *payload, uint32_t size)
+static void send_to_agent(uint32_t id, uint8_t type, const void *payload, uint32_t size)
 {
     uint8_t header[LINK_HEADER];
     put32(header, size);
     header[4] = type;
     put32(header + 5, id);
-    if (!append(&to_agent, header, sizeof header) || !append(&to_agent, payload, size))
-        _exit(1); /* a frame in part would turn all that follows into nonsense */
+    if (!queue_append(&to_agent, header, sizeof header) || !queue_append(&to_agent, payload, size))
+        _exit(1); /* a partial frame would corrupt the stream */
 }
 
 static void watch(struct session *session)
 {
-    bool in = to_agent.filled < MAX_HELD, out = session->out.filled > 0;
+    bool in = to_agent.filled < MAX_QUEUED, out = session->out.filled > 0;
     if (in == session->watching_in && out == session->watching_out)
         return;
     session->watching_in = in;
@@ -142,10 +141,10 @@ static void watch(struct session *session)
 
 static void end_session(struct session *session)
 {
-    tell_agent(session->id, CLOSE, "", 0);
+    send_to_agent(session->id, CLOSE, "", 0);
     close(session->socket);
-    forget(&session->in);
-    forget(&session->out);
+    queue_reset(&session->in);
+    queue_reset(&session->out);
     *session = (struct session){.socket = -1};
 }
 
@@ -166,18 +165,18 @@ static void accept_client(void)
     close(client);
 }
 
-static void give_credit(struct session *session)
+static void send_credit(struct session *session)
 {
     uint8_t taken[4];
-    if (session->untold < OUTPUT_WINDOW / 4)
+    if (session->uncredited < OUTPUT_WINDOW / 4)
         return;
-    put32(taken, session->untold);
-    session->untold = 0;
-    tell_agent(session->id, CREDIT, taken, sizeof taken);
+    put32(taken, session->uncredited);
+    session->uncredited = 0;
+    send_to_agent(session->id, CREDIT, taken, sizeof taken);
 }
 
-/* Passes whole frames of a client on. Returns false when they cannot be meant for us. */
-static bool pass_on(struct session *session)
+/* Forwards complete frames of a client. Returns false if they are invalid. */
+static bool forward_client_frames(struct session *session)
 {
     struct queue *in = &session->in;
     while (in->filled >= FRAME_HEADER) {
@@ -187,8 +186,8 @@ static bool pass_on(struct session *session)
             return false;
         if (in->filled < FRAME_HEADER + size)
             break;
-        tell_agent(session->id, frame[4], frame + FRAME_HEADER, size);
-        take(in, FRAME_HEADER + size);
+        send_to_agent(session->id, frame[4], frame + FRAME_HEADER, size);
+        queue_consume(in, FRAME_HEADER + size);
     }
     return true;
 }
@@ -198,18 +197,18 @@ static void serve(struct session *session, uint32_t ready)
     if (session->socket < 0)
         return;
     if (ready & (EPOLLIN | EPOLLHUP | EPOLLERR)
-        && (!fill(session->socket, &session->in) || !pass_on(session))) {
+        && (!queue_fill(session->socket, &session->in) || !forward_client_frames(session))) {
         end_session(session);
         return;
     }
     if (ready & EPOLLOUT) {
-        ssize_t written = flush(session->socket, &session->out);
+        ssize_t written = queue_flush(session->socket, &session->out);
         if (written < 0) {
             end_session(session);
             return;
         }
-        session->untold += (uint32_t)written;
-        give_credit(session);
+        session->uncredited += (uint32_t)written;
+        send_credit(session);
     }
 }
 
@@ -221,8 +220,8 @@ static struct session *find(uint32_t id)
     return NULL;
 }
 
-/* Hands the agent's frames to their clients. A client that has gone gets nothing. */
-static void hand_out(void)
+/* Forwards the agent's frames to their clients; drops those of disconnected ones. */
+static void dispatch_agent_frames(void)
 {
     while (from_agent.filled >= LINK_HEADER) {
         uint8_t *frame = from_agent.data + from_agent.start;
@@ -235,17 +234,17 @@ static void hand_out(void)
             _exit(0);
         struct session *session = find(get32(frame + 5));
         if (session) {
-            bool held = append(&session->out, frame, FRAME_HEADER)
-                && append(&session->out, frame + LINK_HEADER, size);
-            ssize_t written = held ? flush(session->socket, &session->out) : -1;
-            if (written < 0 || session->out.filled > MAX_HELD) {
+            bool queued = queue_append(&session->out, frame, FRAME_HEADER)
+                && queue_append(&session->out, frame + LINK_HEADER, size);
+            ssize_t written = queued ? queue_flush(session->socket, &session->out) : -1;
+            if (written < 0 || session->out.filled > MAX_QUEUED) {
                 end_session(session);
             } else {
-                session->untold += (uint32_t)written;
-                give_credit(session);
+                session->uncredited += (uint32_t)written;
+                send_credit(session);
             }
         }
-        take(&from_agent, LINK_HEADER + size);
+        queue_consume(&from_agent, LINK_HEADER + size);
     }
 }
 
@@ -254,9 +253,9 @@ static bool is_wineserver(pid_t pid)
     char path[32], name[16] = "";
     snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    bool is_it = file >= 0 && read(file, name, sizeof name) > 0 && !strncmp(name, "wineserver", 10);
+    bool matches = file >= 0 && read(file, name, sizeof name) > 0 && !strncmp(name, "wineserver", 10);
     close(file);
-    return is_it;
+    return matches;
 }
 
 static void reap(void)
@@ -312,7 +311,8 @@ static void connect_agent(const char *path)
         _exit(1);
     fcntl(agent_in, F_SETFL, O_NONBLOCK);
     agent_out = fcntl(agent_in, F_DUPFD_CLOEXEC, 0);
-    if (getrandom(&last_id, sizeof last_id, 0) < 0) /* an agent may know sessions of another link */
+    /* The agent may still have sessions of an earlier link. */
+    if (getrandom(&last_id, sizeof last_id, 0) < 0)
         _exit(1);
 }
 
@@ -363,13 +363,13 @@ int main(int count, char **arguments)
             else if (mark == &signals)
                 reap();
             else if (mark == &from_agent) {
-                if (!fill(agent_out, &from_agent))
+                if (!queue_fill(agent_out, &from_agent))
                     _exit(1);
-                hand_out();
+                dispatch_agent_frames();
             } else if (mark != &to_agent)
                 serve(mark, ready[i].events);
         }
-        if (flush(agent_in, &to_agent) < 0)
+        if (queue_flush(agent_in, &to_agent) < 0)
             _exit(1);
         for (struct session *session = sessions; session < sessions + MAX_SESSIONS; session++)
             if (session->socket >= 0)

@@ -1,6 +1,7 @@
-"""For every test: neither a busy machine nor the way the tests were started fails any of them.
+"""Setup of all tests.
 
-Programs started in the background, as by `nohup`, ignore signals, and so do their children.
+hypothesis gets no deadline, because the machine may be busy. Signals are reset to their defaults:
+programs started in the background, as by `nohup`, ignore them, and so do their children.
 """
 
 import signal
@@ -10,6 +11,6 @@ from hypothesis import settings
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-for _heard in (signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(_heard, signal.SIG_DFL)
+for _signal in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_signal, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from tests.e2e import go_build
-from tests.e2e.go_build import GoModule
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import GoModule
 
 _MODULE = GoModule(
     name="kwok",

@@ -2,7 +2,7 @@
 
 #include "tar.h"
 
-#define RECORD (20 * BLOCK) /* archives are filled up to a multiple of it */
+#define RECORD (20 * BLOCK) /* archives are padded to a multiple of it */
 
 static HANDLE archive;
 static const WCHAR *archive_name;
@@ -43,7 +43,7 @@ static void fill(void)
         give_up_with_error(archive_name);
 }
 
-/* Reads what is there, up to `most`; it stays readable until the next call. 0 is the end. */
+/* Reads up to `most` available bytes, valid until the next call. Returns 0 at the end. */
 DWORD take_some(ULONGLONG most, const BYTE **data)
 {
     if (start == filled)
@@ -54,7 +54,7 @@ DWORD take_some(ULONGLONG most, const BYTE **data)
     return size;
 }
 
-/* Reads all that is asked for, or less at the end. */
+/* Reads the given number of bytes, or less at the end. */
 DWORD take(void *to, DWORD size)
 {
     const BYTE *data;
@@ -108,8 +108,8 @@ ULONGLONG padding(ULONGLONG size)
     return (BLOCK - size % BLOCK) % BLOCK;
 }
 
-/* Two empty blocks are the end, and more fill the record up. Where nothing could be archived there
- * is no archive: kubectl cp would take an empty one for success. */
+/* Two zero blocks mark the end, and more pad the record. If nothing could be archived, no archive is
+ * written: kubectl cp would treat an empty one as success. */
 void close_archive(void)
 {
     static const BYTE nothing[BLOCK];

@@ -1,8 +1,8 @@
-/* Putting files and directories into an archive, under names that lead nowhere but down. */
+/* Adds files and directories to an archive, under relative names without "..". */
 
 #include "tar.h"
 
-/* The directories that lead to what is archived; one that contains itself is a circle. */
+/* The chain of parent directories, to detect a directory that contains itself. */
 struct above {
     const struct above *next;
     BY_HANDLE_FILE_INFORMATION identity;
@@ -31,7 +31,7 @@ static void put_member(const WCHAR *name, char type, ULONGLONG size,
     release(shown);
 }
 
-/* As many bytes as the header says, whatever happens to the file meanwhile. */
+/* Writes exactly as many bytes as the header says, even if the file changes meanwhile. */
 static void put_file(HANDLE file, const WCHAR *name, const BY_HANDLE_FILE_INFORMATION *found)
 {
     static BYTE data[CHUNK];
@@ -98,7 +98,7 @@ static BOOL is_circle(const BY_HANDLE_FILE_INFORMATION *directory, const struct 
     return FALSE;
 }
 
-/* The name of the directory that all is relative to is empty, and it is no member itself. */
+/* An empty name is the base directory, which is not a member itself. */
 static void put_one(const WCHAR *path, const WCHAR *name, const struct above *above)
 {
     struct above here = {.next = above};
@@ -127,7 +127,7 @@ static void put_one(const WCHAR *path, const WCHAR *name, const struct above *ab
     CloseHandle(file);
 }
 
-/* The name of what a path leads to: without a drive, what is before "..", and empty parts. */
+/* Returns the member name of a path: without drive, empty parts, and everything up to "..". */
 static WCHAR *name_for(const WCHAR *path)
 {
     static BOOL told;

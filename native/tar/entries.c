@@ -1,14 +1,14 @@
-/* The members of an archive that is read: ustar, with what pax and GNU tar put before a member
- * whose name, target, size or time does not fit. */
+/* Reads members of an archive: ustar, with the pax and GNU extension headers for names, targets,
+ * sizes and times that do not fit. */
 
 #include "tar.h"
 
 #define UNKNOWN_TIME MINLONGLONG
 
-/* How gzip, bzip2, xz and zstd begin. */
+/* Magic numbers of gzip, bzip2, xz and zstd. */
 static const char *const compressed[] = {"\x1f\x8b", "BZh", "\3757zXZ", "\x28\xb5\x2f\xfd"};
 
-/* What came before a member for it. */
+/* Values from the extension headers of a member. */
 struct before {
     char *name, *target;
     SIZE_T name_size, target_size;
@@ -68,7 +68,7 @@ static void take_record(struct before *before, const char *text, SIZE_T size)
     }
 }
 
-/* "LENGTH key=value\n", one after the other. */
+/* Parses a sequence of pax records "LENGTH key=value\n". */
 static void take_records(struct before *before, const char *text, SIZE_T size)
 {
     while (size) {
@@ -83,7 +83,7 @@ static void take_records(struct before *before, const char *text, SIZE_T size)
     }
 }
 
-/* Whether the header is about the member after it, and not one itself. */
+/* Handles an extension header. Returns FALSE if the header is a member. */
 static BOOL took_note(struct before *before, const struct header *header, ULONGLONG size)
 {
     char type = header->type, *text;
@@ -129,7 +129,7 @@ static void take_names(struct entry *entry, struct before *before, const struct 
         keep(&before->target, &before->target_size, header->target,
              length(header->target, sizeof header->target));
     if (entry->kind == A_FILE && before->name_size && before->name[before->name_size - 1] == '/')
-        entry->kind = A_DIRECTORY; /* as the oldest archives have them */
+        entry->kind = A_DIRECTORY; /* as in V7 archives */
     entry->name = to_utf16(before->name, before->name_size);
     entry->target = to_utf16(before->target, before->target_size);
     release(before->name);
@@ -141,7 +141,7 @@ static BOOL next_header(struct header *header)
     static BOOL any;
     DWORD size = take(header, sizeof *header);
     if (!size && any)
-        return FALSE; /* the end is not marked, as some archives have it */
+        return FALSE; /* some archives have no end marker */
     if (!size)
         give_up(L"the archive", L"it is empty");
     for (SIZE_T i = 0; i < ARRAYSIZE(compressed); i++)
@@ -155,8 +155,8 @@ static BOOL next_header(struct header *header)
     return !is_empty(header);
 }
 
-/* The next member, whose content comes next in the archive; FALSE after the last. A name that is
- * no UTF-8 is NULL. */
+/* Reads the header of the next member; its content follows in the archive. FALSE after the last.
+ * A name that is not UTF-8 becomes NULL. */
 BOOL next_entry(struct entry *entry)
 {
     struct header header;

@@ -1,12 +1,12 @@
-/* Taking an archive apart, or only listing it.
+/* Extracts or lists an archive.
  *
- * Nothing is written outside the directory: names with "..", a drive or a slash before them are
- * refused, and no member becomes a symbolic link that a later one could be written through.
+ * Nothing is written outside of the directory: absolute names and names with ".." or a drive are
+ * refused, and no symbolic links are created that later members could be written through.
  */
 
 #include "tar.h"
 
-/* Directories get their times last: what is written into them changes these. */
+/* Times of directories are set last, because writing into a directory changes its time. */
 struct dated {
     struct dated *next;
     WCHAR *path;
@@ -36,7 +36,7 @@ static void date_directories(void)
     }
 }
 
-/* Why a member of this name is not extracted, or NULL. */
+/* Returns why a member is not extracted, or NULL. */
 static const WCHAR *refusal(const WCHAR *name)
 {
     if (!name)
@@ -54,7 +54,7 @@ static const WCHAR *refusal(const WCHAR *name)
     return NULL;
 }
 
-/* Where a member goes; the directories on the way are made. */
+/* Returns the path of a member and creates its parent directories. */
 static WCHAR *place_of(const WCHAR *directory, const WCHAR *name)
 {
     WCHAR *path = below(directory, name);
@@ -84,7 +84,7 @@ static BOOL is_directory(const WCHAR *path)
     return attributes != INVALID_FILE_ATTRIBUTES && attributes & FILE_ATTRIBUTE_DIRECTORY;
 }
 
-/* What lies where a file is to be goes first, so that nothing is written through a link. */
+/* Removes an existing file first, so that nothing is written through a link. */
 static void clear_place(const WCHAR *path)
 {
     SetFileAttributesW(path, FILE_ATTRIBUTE_NORMAL);
@@ -170,7 +170,7 @@ static void extract_entry(const struct options *options, const struct entry *ent
     skip(padding(entry->size));
 }
 
-/* Whether a member is asked for: itself, or a directory that it is in. */
+/* Reports whether a member, or a directory that contains it, was requested. */
 static BOOL is_wanted(const struct options *options, const WCHAR *name)
 {
     BOOL wanted = !options->many;

@@ -1,10 +1,9 @@
-/* The block before each member, as POSIX has it (ustar), and before that the one of pax for what
- * does not fit into it. */
+/* Writes the POSIX ustar header of a member, preceded by a pax header for values that do not fit. */
 
 #include "tar.h"
 
 #define MOST_IN_OCTAL 077777777777u
-#define MAX_RECORD_EXTRA 32 /* a record's length, key and marks, besides its value */
+#define MAX_RECORD_EXTRA 32 /* a pax record's length, key and separators */
 
 SIZE_T length(const char *text, SIZE_T most)
 {
@@ -37,7 +36,7 @@ BOOL is_header(const struct header *header)
     return get_number(header->sum, sizeof header->sum) == sum_of(header);
 }
 
-/* Octal digits, or, with the highest bit set, a number of that many bytes. */
+/* Octal digits or, with the highest bit set, a big-endian number. */
 LONGLONG get_number(const char *field, SIZE_T size)
 {
     ULONGLONG number = 0;
@@ -89,7 +88,7 @@ static SIZE_T decimal(char *to, ULONGLONG number)
     return many;
 }
 
-/* "LENGTH key=value\n", where the length counts its own digits too. */
+/* Formats a pax record "LENGTH key=value\n", where the length includes its own digits. */
 static SIZE_T add_record(char *to, const char *key, const char *value)
 {
     SIZE_T rest = (SIZE_T)lstrlenA(key) + (SIZE_T)lstrlenA(value) + 3, digits = 1;

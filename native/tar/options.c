@@ -1,4 +1,4 @@
-/* The command line, as the tar of Windows takes it, without what is not here. */
+/* Parses the command line like Windows' tar, for the supported options. */
 
 #include "tar.h"
 
@@ -27,8 +27,8 @@ static BOOL same(const WCHAR *one, const WCHAR *two)
     return CompareStringOrdinal(one, -1, two, -1, FALSE) == CSTR_EQUAL;
 }
 
-/* The next argument of a command line, in place: quotes and backslashes as Windows' programs read
- * them. NULL after the last. */
+/* Returns the next argument in place, with Windows' rules for quotes and backslashes. NULL after the
+ * last. */
 static WCHAR *next_argument(WCHAR **line)
 {
     WCHAR *from = *line, *to, *argument;
@@ -138,7 +138,7 @@ static void take_long(struct options *options, WCHAR *name, WCHAR **line)
     give_up(joined(L"--", name, L""), unknown);
 }
 
-/* Letters after a dash, or the first argument without one, whose values all come after it. */
+/* Letters after a dash, or the first argument without one, whose values all follow it. */
 static void take_letters(struct options *options, const WCHAR *letters, BOOL dashed, WCHAR **line)
 {
     for (; *letters; letters++) {

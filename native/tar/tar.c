@@ -1,7 +1,7 @@
-/* winpod's tar, for the base's System32, where Windows has one too: kubectl cp needs it.
+/* winpod's tar for the base's System32, which kubectl cp needs; Windows has one too.
  *
- * Archives are made as pax (ustar where that is enough) and read as pax, ustar and GNU's. There is
- * no C library: the program needs nothing but kernel32.
+ * Writes pax archives (ustar where that is sufficient) and reads pax, ustar and GNU archives.
+ * Without a C library the program needs only kernel32.
  */
 
 #include "tar.h"

@@ -1,7 +1,7 @@
-/* winpod's tar: what its parts share.
+/* Declarations shared by the parts of winpod's tar.
  *
- * Names are UTF-16 inside, and UTF-8 in archives and messages. Paths that Windows is asked for are
- * full ones in the long form (\\?\), so that none is too long.
+ * Names are UTF-16 inside, and UTF-8 in archives and messages. Paths passed to Windows are absolute
+ * and have the \\?\ prefix, which lifts the length limit.
  */
 
 #ifndef WINPOD_TAR_H
@@ -15,8 +15,8 @@
 
 #define BLOCK 512
 #define CHUNK (128 * BLOCK)
-#define MAX_NOTE (1u << 20) /* of what an archive says of one member */
-#define PER_SECOND 10000000ll /* of Windows' time, which begins in 1601 */
+#define MAX_NOTE (1u << 20) /* bytes of the extension headers of a member */
+#define PER_SECOND 10000000ll /* units of Windows' file time, which starts in 1601 */
 #define TO_1970 11644473600ll
 #define END_OF_LINE L"\r\n"
 
@@ -24,12 +24,12 @@ enum kind { A_FILE, A_DIRECTORY, A_HARD_LINK, A_SYMBOLIC_LINK, ANOTHER };
 
 struct entry {
     enum kind kind;
-    WCHAR *name, *target; /* the target is a link's */
+    WCHAR *name, *target; /* target of a link */
     ULONGLONG size;
     LONGLONG time; /* in seconds since 1970 */
 };
 
-/* One thing to archive, or to look for in an archive. */
+/* A path to archive, or a name to select from an archive. */
 struct operand {
     const WCHAR *path, *directory;
     BOOL found;
@@ -53,7 +53,7 @@ WCHAR *to_utf16(const char *text, SIZE_T size);
 WCHAR *below(const WCHAR *directory, const WCHAR *name);
 WCHAR *full_path(const WCHAR *directory, const WCHAR *path);
 
-/* saying.c */
+/* messages.c */
 void say(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three);
 void note(const WCHAR *subject, const WCHAR *what);
 void warn(const WCHAR *subject, const WCHAR *what);

@@ -1,8 +1,8 @@
-/* Memory, names and paths, where there is no C library. */
+/* Memory, strings and paths without a C library. */
 
 #include "tar.h"
 
-/* The compiler calls these by itself. */
+/* The compiler generates calls of these. */
 void *memcpy(void *to, const void *from, size_t size)
 {
     BYTE *at = to;
@@ -52,7 +52,7 @@ char *to_utf8(const WCHAR *text)
     return bytes;
 }
 
-/* NULL for what is no UTF-8. */
+/* Returns NULL if the bytes are not UTF-8. */
 WCHAR *to_utf16(const char *text, SIZE_T size)
 {
     WCHAR *units = allocate((size + 1) * sizeof(WCHAR));

@@ -1,5 +1,5 @@
-/* Console events, delivered as Windows does it: by a thread in the program that runs kernelbase's
- * CtrlRoutine. Wine's own console knows Ctrl+C and Ctrl+Break only.
+/* Delivers console events as Windows does: a thread in the program runs kernelbase's CtrlRoutine.
+ * Wine's own console supports only Ctrl+C and Ctrl+Break.
  */
 
 #include "wagent.h"
@@ -10,7 +10,7 @@ static BOOL peek(HANDLE process, const BYTE *from, void *into, SIZE_T size)
     return ReadProcessMemory(process, from, into, size, &got) && got == size;
 }
 
-/* Where a module of another process has one of its tables, whatever its bitness. */
+/* Returns the address of a table of a module in another process, 32-bit or 64-bit. */
 static BYTE *table_of(HANDLE process, BYTE *module, int which)
 {
     IMAGE_DOS_HEADER dos;
@@ -59,7 +59,7 @@ static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
     return NULL;
 }
 
-/* Where a module keeps the address of a function that it imports from another by name. */
+/* Returns the import address table slot of a function. */
 static BYTE *imported(HANDLE process, BYTE *module, const char *wanted, SIZE_T width)
 {
     BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_IMPORT);
@@ -77,8 +77,9 @@ static BYTE *imported(HANDLE process, BYTE *module, const char *wanted, SIZE_T w
     return NULL;
 }
 
-/* A program without a handler for an event exits with INTERRUPTED, but Wine's default handler exits
- * with 0. It alone calls ntdll's exit by what kernelbase imports, so there the code is put right. */
+/* A program without a handler should exit with INTERRUPTED, but Wine's default handler exits with 0.
+ * Only that handler calls ntdll's exit through kernelbase's imports, so the import is replaced by
+ * code that sets the exit code. */
 static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
 {
     BYTE wide_code[] = {0xB9, 0x3A, 0x01, 0x00, 0xC0, 0x48, 0xB8, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xE0};
@@ -89,7 +90,7 @@ static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
     if (!slot || !peek(process, slot, &exit, width) || !peek(process, exit, there, sizeof there))
         return;
     if (RtlCompareMemory(there, code, sizeof there) == sizeof there)
-        return; /* done for an event before */
+        return; /* already done for an earlier event */
     CopyMemory(code + size - 2 - width, &exit, width);
     BYTE *placed = VirtualAllocEx(process, NULL, size, MEM_COMMIT | MEM_RESERVE,
                                   PAGE_EXECUTE_READWRITE);
@@ -102,8 +103,8 @@ static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
     VirtualProtectEx(process, slot, width, before, &before);
 }
 
-/* A thread in a program that runs its handlers for an event. libuv, and so Node.js, hears nothing
- * of a shutdown: for its programs the console closes instead. */
+/* Starts a thread in a program that runs its handlers of an event. libuv, and so Node.js, ignores
+ * CTRL_SHUTDOWN_EVENT, so its programs get CTRL_CLOSE_EVENT. */
 HANDLE raise_event(HANDLE process, DWORD event)
 {
     HMODULE modules[16];

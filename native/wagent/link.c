@@ -32,7 +32,7 @@ DWORD WINAPI receive(void *unused)
     ExitProcess(0);
 }
 
-/* Sends a frame whose first LINK_HEADER bytes are free. */
+/* Sends a frame whose first LINK_HEADER bytes are reserved for the header. */
 void send_frame(DWORD id, BYTE type, BYTE *frame, DWORD size)
 {
     put32(frame, size);
@@ -59,7 +59,7 @@ void send_done(DWORD id)
     send_frame(id, DONE, frame, 0);
 }
 
-/* Windows' sentences where Wine's own are others. */
+/* Windows' messages where Wine's differ. */
 static const struct {
     DWORD code;
     const char *text;

@@ -1,8 +1,8 @@
-/* Memory and handles, where there is no C library. */
+/* Memory and handles without a C library. */
 
 #include "wagent.h"
 
-/* The compiler calls these by itself. */
+/* The compiler generates calls of these. */
 void *memcpy(void *to, const void *from, size_t size)
 {
     BYTE *at = to;

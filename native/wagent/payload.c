@@ -1,4 +1,4 @@
-/* Reading what came in a frame, which may be anything. */
+/* Bounds-checked reading of a frame's payload, which is not trusted. */
 
 #include "wagent.h"
 
@@ -13,7 +13,7 @@ const BYTE *bytes(struct reader *reader, DWORD size)
     return at;
 }
 
-/* A text of its own, always with an end; NULL when there is none. */
+/* Returns a copy of a text, always terminated; NULL if the payload is invalid. */
 WCHAR *text(struct reader *reader, DWORD most)
 {
     DWORD units = get32(bytes(reader, 4));

@@ -1,4 +1,4 @@
-/* Named pipes that lead to Unix sockets of the host: what programs open, wproxy carries on. */
+/* Named pipes that wproxy relays to Unix sockets of the host. */
 
 #include "wagent.h"
 
@@ -21,7 +21,7 @@ static void pipe_opened(struct session *session, BOOL well)
 
 void pipe_moved(OVERLAPPED *io, DWORD size, BOOL well)
 {
-    struct session *session = ((struct stream *)io)->session; /* an input's is at the same place */
+    struct session *session = ((struct stream *)io)->session; /* struct input has the same layout */
     if (io == &session->input.io) {
         input_went(&session->input, well);
     } else if (session->waiting) {
@@ -32,7 +32,7 @@ void pipe_moved(OVERLAPPED *io, DWORD size, BOOL well)
     }
 }
 
-/* One end, for reading and for writing, of a pipe that a program may open. */
+/* Creates the server end of a duplex pipe that a program may open. */
 static DWORD make_named_pipe(struct session *session, const WCHAR *name)
 {
     DWORD kind = PIPE_TYPE_BYTE | PIPE_REJECT_REMOTE_CLIENTS;

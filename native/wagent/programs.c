@@ -7,8 +7,8 @@ LONG NTAPI RtlQueryEnvironmentVariable_U(WCHAR *environment, TEXT_VIEW *name, TE
 BOOL WINAPI CreateEnvironmentBlock(void **environment, HANDLE token, BOOL inherit);
 BOOL WINAPI DestroyEnvironmentBlock(void *environment);
 
-/* The environment of the machine and the user, and over it the given NAME=VALUE, each with its
- * end, and an empty one last. */
+/* Returns the environment of the machine and the user, overridden by the given sequence of
+ * NAME=VALUE strings, which ends with an empty one. */
 static WCHAR *make_environment(WCHAR *given)
 {
     WCHAR *environment = NULL;
@@ -31,7 +31,7 @@ static WCHAR *make_environment(WCHAR *given)
     return environment;
 }
 
-/* A program is looked for as its own environment and directory say, not ours. */
+/* Makes CreateProcess search a program in its own PATH and directory, not in wagent's. */
 static void search_like(WCHAR *environment, const WCHAR *directory)
 {
     static WCHAR found[MAX_TEXT + 1];
@@ -97,11 +97,11 @@ static BOOL create(struct session *session, WCHAR *line, const WCHAR *directory,
     }
     session->process = made.hProcess;
     session->pid = made.dwProcessId;
-    JOBOBJECT_ASSOCIATE_COMPLETION_PORT told = {
+    JOBOBJECT_ASSOCIATE_COMPLETION_PORT association = {
         (void *)((ULONG_PTR)session->id << 8 | JOB_CHANGED), port};
     session->job = CreateJobObjectW(NULL, NULL);
     well = SetInformationJobObject(session->job, JobObjectAssociateCompletionPortInformation,
-                                   &told, sizeof told)
+                                   &association, sizeof association)
         && AssignProcessToJobObject(session->job, session->process);
     error = GetLastError();
     if (well)

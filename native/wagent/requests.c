@@ -4,8 +4,8 @@
 
 LONG NTAPI NtQuerySystemInformation(ULONG what, void *into, ULONG size, ULONG *needed);
 
-/* Changes to the registry: u8 root (0 the machine's, 1 the user's, 2 all users'), u8 what (0 set,
- * 1 remove the value, 2 remove the key), u32 type, text key, text name, u32 size, data. */
+/* Applies a change to the registry: u8 root (0 HKLM, 1 HKCU, 2 HKU), u8 operation (0 set, 1 delete
+ * value, 2 delete key), u32 type, text key, text name, u32 size, data. */
 static DWORD change_registry(struct reader *reader)
 {
     HKEY roots[] = {HKEY_LOCAL_MACHINE, HKEY_CURRENT_USER, HKEY_USERS}, opened = NULL;
@@ -43,7 +43,7 @@ void take_registry(DWORD id, const BYTE *payload, DWORD size)
         send_done(id);
 }
 
-/* What Windows says of a process; only what is used has a name. */
+/* SYSTEM_PROCESS_INFORMATION; only fields that are used have a name. */
 struct process_information {
     ULONG next, threads;
     BYTE unused[24];

@@ -1,9 +1,9 @@
-/* From the first frame of a client to the last of what it asked for. */
+/* The life of a session, from the first frame of a client to the last answer. */
 
 #include "wagent.h"
 
-#define QUIET 250 /* ms that a stream others hold open stays silent before an exit counts */
-#define CONSOLE_QUIET 10000 /* a console ends by itself, when it has shown everything */
+#define QUIET 250 /* ms of silence after the exit, on a stream that descendants hold open */
+#define CONSOLE_QUIET 10000 /* a console closes its stream itself, when it has shown everything */
 
 struct session *sessions;
 
@@ -33,7 +33,7 @@ struct session *open_session(DWORD id)
     return session;
 }
 
-/* The client has gone, or never was: nothing of the session may go on. */
+/* The client disconnected, or the start failed: end everything of the session. */
 void close_session(struct session *session)
 {
     if (session->closed)
@@ -84,8 +84,8 @@ static BOOL is_quiet(struct session *session)
     return listening && GetTickCount64() - session->last_heard > quiet;
 }
 
-/* A program has exited when it has ended and all that it wrote is on its way. Where others hold its
- * streams open, it is quiet only if all that had come by then was looked at, however late we are. */
+/* A program has exited when it has ended and all of its output was sent. If descendants hold its
+ * streams open, it must have been quiet after all pending events were handled, however late. */
 void finish_if_over(struct session *session)
 {
     if (!session->exited || session->finished || session->closed)

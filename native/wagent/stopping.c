@@ -1,8 +1,8 @@
-/* How programs are told to end, and how it is seen that they have. */
+/* Stop events for programs, and their exit. */
 
 #include "wagent.h"
 
-#define AFTER_HANDLER 2000 /* ms that a program may go on after its handler returned */
+#define AFTER_HANDLER 2000 /* ms until a program is terminated after its handler returned */
 
 void end_stop(struct session *session)
 {
@@ -38,7 +38,7 @@ static HANDLE open_program(DWORD pid)
             if (*at == L'\\')
                 base = at + 1;
     if (process && base != name && !lstrcmpiW(base, L"conhost.exe"))
-        drop(&process); /* it shows what the others say until their end */
+        drop(&process); /* it displays the others' output until they end */
     return process;
 }
 
@@ -53,7 +53,7 @@ static void CALLBACK post_stopped(void *key, BOOLEAN timed_out)
     PostQueuedCompletionStatus(port, timed_out, (ULONG_PTR)key, NULL);
 }
 
-/* One program after the other, the newest first, as a console of Windows ends them. */
+/* Stops one program after the other, the newest first, as Windows' console does. */
 static void stop_next(struct session *session)
 {
     end_stop(session);
@@ -107,7 +107,7 @@ void take_signal(struct session *session, BYTE kind)
     case SIGNAL_SHUTDOWN:
     case SIGNAL_CLOSE:
         if (session->stop.process)
-            return; /* under way */
+            return; /* in progress */
         session->stop.event = kind == SIGNAL_CLOSE ? CTRL_CLOSE_EVENT : CTRL_SHUTDOWN_EVENT;
         session->stop.many = job_pids(session, session->stop.pids);
         stop_next(session);

@@ -1,4 +1,4 @@
-/* What programs and named pipes read and write, as windows and credit allow. */
+/* Input and output of programs and named pipes, with flow control. */
 
 #include "wagent.h"
 
@@ -39,7 +39,7 @@ void output_came(struct stream *stream, DWORD size, BOOL well)
     free_if_over(session);
 }
 
-/* What a program has not yet read of a named pipe, it still can. */
+/* Closes a named pipe. The program can still read what was written to it. */
 static void end_pipe(struct session *session)
 {
     session->exited = TRUE;
@@ -121,7 +121,7 @@ static void append_number(WCHAR **at, DWORD number)
     *(*at) = 0;
 }
 
-/* One end for the program, and one, with events, for us. */
+/* Creates a pipe: one end for the program, one with completion events for wagent. */
 BOOL make_pipe(HANDLE *ours, HANDLE *theirs, BOOL to_program, void *key)
 {
     static DWORD made;

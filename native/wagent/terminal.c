@@ -1,4 +1,4 @@
-/* Pseudo consoles, as far as Wine's differ from Windows'. */
+/* Pseudo consoles, where Wine's differ from Windows'. */
 
 #include "wagent.h"
 
@@ -8,8 +8,8 @@ LONG NTAPI NtCreateFile(HANDLE *file, ACCESS_MASK access, void *attributes, void
                         void *size, ULONG kind, ULONG share, ULONG how, ULONG options, void *more,
                         ULONG more_size);
 
-/* What is asked of a console is done by a thread of its own: the console answers when what is on
- * the screen has been read. */
+/* Console requests run in their own thread, because the console answers only when its output has
+ * been read. */
 struct console_work {
     HANDLE part;
     COORD size;
@@ -67,14 +67,14 @@ static DWORD WINAPI press_ctrl_c(void *context)
     return 0;
 }
 
-/* Wine cannot resize a pseudo console, but anyone can who has its screen. */
+/* Wine cannot resize a pseudo console, but its screen buffer can be resized. */
 void resize(struct session *session, DWORD columns, DWORD rows)
 {
     if (session->screen && columns && rows && columns <= 1000 && rows <= 1000)
         ask_console(session->screen, set_size, (COORD){(SHORT)columns, (SHORT)rows});
 }
 
-/* Wine's console ends when Ctrl+C comes as a character, so it comes as a key. */
+/* Wine's console closes on Ctrl+C as a character, so it is sent as a key event. */
 DWORD without_ctrl_c(struct session *session, BYTE *data, DWORD size)
 {
     DWORD left = 0;
@@ -88,7 +88,7 @@ DWORD without_ctrl_c(struct session *session, BYTE *data, DWORD size)
     return left;
 }
 
-/* A part of the console device: of the whole, or of what a handle stands for. */
+/* Opens a part of the console device, absolute or relative to a handle. */
 static HANDLE open_console(HANDLE root, WCHAR *name, BOOL inherited)
 {
     TEXT_VIEW path = view(name, (SIZE_T)lstrlenW(name));
@@ -102,13 +102,13 @@ static HANDLE open_console(HANDLE root, WCHAR *name, BOOL inherited)
     void *status[2];
     HANDLE opened = NULL;
     NtCreateFile(&opened, GENERIC_READ | GENERIC_WRITE | SYNCHRONIZE, &attributes, status, NULL, 0,
-                 FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, 1 /* open */,
-                 0x60 /* a file, synchronous */, NULL, 0);
+                 FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, 1 /* FILE_OPEN */,
+                 0x60 /* FILE_NON_DIRECTORY_FILE | FILE_SYNCHRONOUS_IO_NONALERT */, NULL, 0);
     return opened;
 }
 
-/* Windows gives a program its pseudo console's streams, Wine does not: they are opened here, by
- * being connected to the console for as long as that takes. */
+/* Windows gives a program the streams of its pseudo console, Wine does not. They are opened here,
+ * which requires a connection to the console meanwhile. */
 BOOL open_screen(struct session *session, HANDLE theirs[3])
 {
     const struct {
@@ -129,7 +129,7 @@ BOOL open_screen(struct session *session, HANDLE theirs[3])
 
 static DWORD WINAPI close_console(void *console)
 {
-    ClosePseudoConsole(console); /* waits until what the program wrote is read */
+    ClosePseudoConsole(console); /* waits until the program's output was read */
     return 0;
 }
 

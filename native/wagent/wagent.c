@@ -1,8 +1,8 @@
-/* The Windows side of a shell: starts programs and carries their streams, in one event loop.
+/* The Windows side of a silo: starts programs and relays their streams, in one event loop.
  *
- * Requests come on standard input and answers go to standard output, as protocol.h says. Programs
- * get pipes of Windows' own making (many refuse others), the raw command line, and a job that holds
- * whatever they start. There is no C library.
+ * Requests arrive on standard input and answers go to standard output, as in protocol.h. Programs
+ * get native Windows pipes (many refuse others), the raw command line, and a job object that
+ * contains their descendants. There is no C library.
  */
 
 #include "wagent.h"

@@ -1,4 +1,4 @@
-/* What the parts of wagent.exe share. */
+/* Declarations shared by the parts of wagent.exe. */
 
 #ifndef WINPOD_WAGENT_H
 #define WINPOD_WAGENT_H
@@ -18,7 +18,7 @@
 #define MAX_STOPPED 256
 #define INTERRUPTED 0xC000013Au
 
-/* What the completion port tells. */
+/* Events of the completion port. */
 enum event {
     FRAME_CAME,
     OUTPUT_CAME,
@@ -32,7 +32,7 @@ enum event {
 
 struct session;
 
-/* Reading from a program. The frame is built where the data is read to. */
+/* Reading from a program. Data is read into the frame that is sent. */
 struct stream {
     OVERLAPPED io;
     struct session *session;
@@ -52,13 +52,13 @@ struct input {
     BYTE data[INPUT_WINDOW];
 };
 
-/* One client, and the program or the named pipe that it asked for. */
+/* A client, and the program or the named pipe that it requested. */
 struct session {
     struct session *next;
     DWORD id, pid, code, outstanding;
     LONG credit;
     BOOL whole, exited, finished, closed, looking;
-    BOOL piped, waiting; /* it is a named pipe, which nobody has opened yet */
+    BOOL piped, waiting; /* a named pipe; it was not opened yet */
     ULONGLONG last_heard;
     HANDLE process, job, keys, screen;
     HPCON console;

@@ -1,4 +1,4 @@
-/* Numbers of the system calls of 32-bit programs that no container may make. */
+/* Numbers of the denied system calls of 32-bit programs. */
 
 #include "filter.h"
 

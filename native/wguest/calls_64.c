@@ -1,4 +1,4 @@
-/* Numbers of the system calls of this architecture that no container may make. */
+/* Numbers of the denied system calls of 64-bit programs. */
 
 #include "filter.h"
 

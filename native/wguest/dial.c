@@ -1,10 +1,9 @@
-/* A connection to a port of the pod, from inside: carried over a port of the microVM's own.
+/* Connections to a port of the pod from inside of the microVM, relayed over a virtio port.
  *
  *     dial PORT NUMBER ADDRESS...
  *
- * The guest says first, as a u32, the number of the error, or 0. From then on both sides send
- * frames: a u32 length, and as many bytes; a length of 0 is the end of what that side sends. When
- * the host lets go of the port, the connection is closed.
+ * The guest first sends a u32 errno, or 0. Then both sides send frames: a u32 length and the data; a
+ * length of 0 is the end of that side's data. The connection is closed when the host closes the port.
  */
 
 #define _GNU_SOURCE
@@ -25,163 +24,163 @@
 #include "../protocol.h"
 
 #define CONNECT_MS 10000
-#define HOST_MS 10000 /* that the host's end of a new port may take to be seen */
+#define HOST_MS 10000 /* until the guest sees that the host has opened a new port */
 #define BLOCK (16u << 10)
 
-/* Bytes on their way: nothing more is read before they have gone on. */
-struct way {
+/* Data being relayed: no more is read before it was written. */
+struct buffer {
     size_t start, filled;
     uint8_t data[4 + BLOCK];
 };
 
 struct line {
     int port, connection;
-    bool sent_all, heard_all;
-    uint8_t heading[4];
-    size_t headed;    /* bytes of the heading that have come */
-    uint32_t awaited; /* bytes of the frame that have not */
-    struct way to_host, from_host;
+    bool sent_all, received_all;
+    uint8_t header[4];
+    size_t header_read; /* bytes of the header that were read */
+    uint32_t remaining; /* bytes of the frame that were not */
+    struct buffer to_host, from_host;
 };
 
-static bool is_held(int port)
+static bool is_connected(int port)
 {
     struct pollfd one = {.fd = port, .events = POLLOUT};
     poll(&one, 1, 0);
     return !(one.revents & POLLHUP);
 }
 
-/* Writes what it can. Returns false when the other side is gone. */
-static bool drain(int fd, struct way *way)
+/* Writes what it can. Returns false if the other side is gone. */
+static bool drain(int fd, struct buffer *buffer)
 {
-    while (way->filled) {
-        ssize_t now = write(fd, way->data + way->start, way->filled);
+    while (buffer->filled) {
+        ssize_t now = write(fd, buffer->data + buffer->start, buffer->filled);
         if (now < 0)
             return errno == EAGAIN || errno == EINTR;
-        way->start += (size_t)now;
-        way->filled -= (size_t)now;
+        buffer->start += (size_t)now;
+        buffer->filled -= (size_t)now;
     }
     return true;
 }
 
 static int connect_to(const char *address, int number)
 {
-    struct sockaddr_in old = {.sin_family = AF_INET, .sin_port = htons((uint16_t)number)};
-    struct sockaddr_in6 new = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)number)};
-    bool is_old = inet_pton(AF_INET, address, &old.sin_addr) == 1;
-    if (!is_old && inet_pton(AF_INET6, address, &new.sin6_addr) != 1)
+    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)number)};
+    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)number)};
+    bool is_ipv4 = inet_pton(AF_INET, address, &ipv4.sin_addr) == 1;
+    if (!is_ipv4 && inet_pton(AF_INET6, address, &ipv6.sin6_addr) != 1)
         return -EINVAL;
-    int made = socket(is_old ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(is_ipv4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     int error = 0;
     socklen_t size = sizeof error;
-    if (!connect(made, is_old ? (void *)&old : (void *)&new, is_old ? sizeof old : sizeof new))
-        return made;
-    struct pollfd one = {.fd = made, .events = POLLOUT};
+    if (!connect(fd, is_ipv4 ? (void *)&ipv4 : (void *)&ipv6, is_ipv4 ? sizeof ipv4 : sizeof ipv6))
+        return fd;
+    struct pollfd one = {.fd = fd, .events = POLLOUT};
     if (errno != EINPROGRESS)
         error = errno;
     else if (poll(&one, 1, CONNECT_MS) != 1)
         error = ETIMEDOUT;
-    else if (getsockopt(made, SOL_SOCKET, SO_ERROR, &error, &size))
+    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
         error = errno;
     if (!error)
-        return made;
-    close(made);
+        return fd;
+    close(fd);
     return -error;
 }
 
-/* The connection, or the first error, negative. */
+/* Returns the connection, or the first error, negative. */
 static int connect_to_any(char **addresses, int number)
 {
     int first = -EINVAL;
     for (char **address = addresses; *address; address++) {
-        int made = connect_to(*address, number);
-        if (made >= 0)
-            return made;
+        int fd = connect_to(*address, number);
+        if (fd >= 0)
+            return fd;
         if (address == addresses)
-            first = made;
+            first = fd;
     }
     return first;
 }
 
-static void hear_pod(struct line *line)
+static void read_from_pod(struct line *line)
 {
-    struct way *way = &line->to_host;
-    ssize_t now = read(line->connection, way->data + 4, BLOCK);
+    struct buffer *buffer = &line->to_host;
+    ssize_t now = read(line->connection, buffer->data + 4, BLOCK);
     if (now < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     line->sent_all = now <= 0;
-    put32(way->data, now > 0 ? (uint32_t)now : 0);
-    way->start = 0;
-    way->filled = 4 + (now > 0 ? (size_t)now : 0);
+    put32(buffer->data, now > 0 ? (uint32_t)now : 0);
+    buffer->start = 0;
+    buffer->filled = 4 + (now > 0 ? (size_t)now : 0);
 }
 
-static void hear_heading(struct line *line)
+static void read_frame_header(struct line *line)
 {
-    ssize_t now = read(line->port, line->heading + line->headed, 4 - line->headed);
-    if (now <= 0 || (line->headed += (size_t)now) < 4)
+    ssize_t now = read(line->port, line->header + line->header_read, 4 - line->header_read);
+    if (now <= 0 || (line->header_read += (size_t)now) < 4)
         return;
-    line->headed = 0;
-    line->awaited = get32(line->heading);
-    if (!line->awaited) {
-        line->heard_all = true;
+    line->header_read = 0;
+    line->remaining = get32(line->header);
+    if (!line->remaining) {
+        line->received_all = true;
         shutdown(line->connection, SHUT_WR);
     }
 }
 
-static void hear_host(struct line *line)
+static void read_from_host(struct line *line)
 {
-    struct way *way = &line->from_host;
-    if (!line->awaited) {
-        hear_heading(line);
+    struct buffer *buffer = &line->from_host;
+    if (!line->remaining) {
+        read_frame_header(line);
         return;
     }
-    ssize_t now = read(line->port, way->data, line->awaited < BLOCK ? line->awaited : BLOCK);
+    ssize_t now = read(line->port, buffer->data, line->remaining < BLOCK ? line->remaining : BLOCK);
     if (now <= 0)
         return;
-    line->awaited -= (uint32_t)now;
-    way->start = 0;
-    way->filled = (size_t)now;
+    line->remaining -= (uint32_t)now;
+    buffer->start = 0;
+    buffer->filled = (size_t)now;
 }
 
-static void carry_line(struct line *line)
+static void relay(struct line *line)
 {
-    while (!line->sent_all || !line->heard_all || line->to_host.filled) {
-        bool hears_host = !line->heard_all && !line->from_host.filled;
-        bool hears_pod = !line->sent_all && !line->to_host.filled;
+    while (!line->sent_all || !line->received_all || line->to_host.filled) {
+        bool reads_host = !line->received_all && !line->from_host.filled;
+        bool reads_pod = !line->sent_all && !line->to_host.filled;
         struct pollfd ready[] = {
-            {.fd = line->port, .events = (hears_host ? POLLIN : 0)},
-            {.fd = line->connection, .events = (hears_pod ? POLLIN : 0)},
+            {.fd = line->port, .events = (reads_host ? POLLIN : 0)},
+            {.fd = line->connection, .events = (reads_pod ? POLLIN : 0)},
         };
         ready[0].events |= line->to_host.filled ? POLLOUT : 0;
         ready[1].events |= line->from_host.filled ? POLLOUT : 0;
         if (!ready[1].events)
-            ready[1].fd = -1; /* that it is over is known already */
+            ready[1].fd = -1; /* POLLHUP would be reported again and again */
         poll(ready, 2, -1);
         if (ready[0].revents & POLLHUP)
             return;
-        if (hears_host && ready[0].revents & POLLIN)
-            hear_host(line);
-        if (hears_pod && ready[1].revents)
-            hear_pod(line);
+        if (reads_host && ready[0].revents & POLLIN)
+            read_from_host(line);
+        if (reads_pod && ready[1].revents)
+            read_from_pod(line);
         if (!drain(line->port, &line->to_host))
             return;
         if (!drain(line->connection, &line->from_host))
-            line->from_host.filled = 0; /* nobody reads it any more */
+            line->from_host.filled = 0; /* the reader is gone */
     }
-    while (is_held(line->port)) /* what was written is lost where a port is closed too early */
+    while (is_connected(line->port)) /* closing the port too early would lose data */
         usleep(20000);
 }
 
-static void answer_call(int port, char **words)
+static void serve_dial(int port, char **words)
 {
     static struct line line;
-    for (int waited = 0; !is_held(port) && waited < HOST_MS; waited += 5)
+    for (int waited = 0; !is_connected(port) && waited < HOST_MS; waited += 5)
         usleep(5000);
     line.port = port;
     line.connection = connect_to_any(words + 2, atoi(words[1]));
     put32(line.to_host.data, line.connection < 0 ? (uint32_t)-line.connection : 0);
     line.to_host.filled = 4;
-    line.sent_all = line.heard_all = line.connection < 0;
-    carry_line(&line);
+    line.sent_all = line.received_all = line.connection < 0;
+    relay(&line);
     _exit(0);
 }
 
@@ -193,7 +192,7 @@ int dial(char **words)
     pid_t child = fork();
     if (!child) {
         signal(SIGPIPE, SIG_IGN);
-        answer_call(port, words);
+        serve_dial(port, words);
     }
     int error = child < 0 ? errno : 0;
     close(port);

@@ -1,6 +1,6 @@
-/* The filter of system calls that a shell runs with: as an OCI runtime makes it on the host, of the
- * same table. A call is looked up among those of its architecture; other architectures end the
- * process, and those of 32-bit programs are another unless the base has such.
+/* The seccomp filter of a silo, from the same table as the OCI runtime's on the host. A system call
+ * is looked up in the table of its architecture; other architectures kill the process, including
+ * 32-bit ones unless the base has 32-bit Wine.
  */
 
 #define _GNU_SOURCE
@@ -13,15 +13,15 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 
-#define MOST_STEPS 1024
-#define OTHER_NUMBERS 0x40000000u /* from here on calls are those of x32, an architecture like others */
+#define MAX_STEPS 1024
+#define X32_SYSCALL_BIT 0x40000000u /* calls from here on are those of x32, another architecture */
 
-static struct sock_filter steps[MOST_STEPS];
+static struct sock_filter steps[MAX_STEPS];
 static unsigned short many;
 
 static void add(struct sock_filter step)
 {
-    if (many < MOST_STEPS)
+    if (many < MAX_STEPS)
         steps[many++] = step;
 }
 
@@ -35,7 +35,7 @@ static void answer(uint32_t action)
     add((struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action));
 }
 
-/* The step that follows is taken only if the comparison holds. */
+/* The next step is executed only if the comparison holds. */
 static void only_if(uint16_t compare, uint32_t value)
 {
     add((struct sock_filter)BPF_JUMP(BPF_JMP | compare | BPF_K, value, 0, 1));
@@ -48,13 +48,13 @@ static void add_calls(const struct calls *calls)
     unsigned short skip = many;
     add((struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JA, 0, 0, 0));
     load(offsetof(struct seccomp_data, nr));
-    only_if(BPF_JGE, OTHER_NUMBERS);
+    only_if(BPF_JGE, X32_SYSCALL_BIT);
     answer(SECCOMP_RET_KILL_PROCESS);
     for (uint32_t i = 0; i < calls->many; i++) {
         only_if(BPF_JEQ, calls->refused[i]);
         answer(SECCOMP_RET_ERRNO | EPERM);
     }
-    only_if(BPF_JEQ, calls->clone3); /* its flags are in memory, where no filter can look */
+    only_if(BPF_JEQ, calls->clone3); /* its flags are in memory, which filters cannot read */
     answer(SECCOMP_RET_ERRNO | ENOSYS);
     add((struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls->clone, 1, 0));
     answer(SECCOMP_RET_ALLOW);
@@ -65,7 +65,7 @@ static void add_calls(const struct calls *calls)
     steps[skip].k = many - skip - 1u;
 }
 
-int filter_calls(bool with_32bit)
+int install_seccomp_filter(bool with_32bit)
 {
     many = 0;
     add_calls(&calls_64);

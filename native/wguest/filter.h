@@ -1,4 +1,4 @@
-/* What a shell's filter of system calls is made of: one table for each architecture. */
+/* The tables of a silo's seccomp filter: one for each architecture. */
 
 #ifndef WINPOD_FILTER_H
 #define WINPOD_FILTER_H

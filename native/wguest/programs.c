@@ -1,9 +1,9 @@
-/* Programs of the guest's own, such as what formats a disk: begun, and looked after by a process of
- * theirs, so that the host can ask for other things meanwhile.
+/* Programs of the guest, such as mke2fs: each is supervised by its own process, so that other
+ * commands can be served meanwhile.
  *
  *     run RESULT COMMAND...
  *
- * What it says goes to RESULT.said; RESULT is there when it has ended, with its exit code.
+ * The output goes to RESULT.said; RESULT is created when the program has ended, with the exit code.
  */
 
 #define _GNU_SOURCE
@@ -16,9 +16,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void become_program(const char *said, char **command)
+static void exec_program(const char *output, char **command)
 {
-    int file = open(said, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int file = open(output, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -27,14 +27,14 @@ static void become_program(const char *said, char **command)
     _exit(127);
 }
 
-static void look_after(const char *result, char **command)
+static void supervise(const char *result, char **command)
 {
-    char said[512], part[512];
-    snprintf(said, sizeof said, "%s.said", result);
+    char output[512], part[512];
+    snprintf(output, sizeof output, "%s.said", result);
     snprintf(part, sizeof part, "%s.part", result);
     pid_t program = fork();
     if (!program)
-        become_program(said, command);
+        exec_program(output, command);
     int status = 0;
     if (program < 0 || waitpid(program, &status, 0) != program)
         _exit(1);
@@ -46,8 +46,8 @@ static void look_after(const char *result, char **command)
 
 int run_program(const char *result, char **command)
 {
-    pid_t keeper = fork();
-    if (!keeper)
-        look_after(result, command);
-    return keeper < 0 ? errno : 0;
+    pid_t supervisor = fork();
+    if (!supervisor)
+        supervise(result, command);
+    return supervisor < 0 ? errno : 0;
 }

@@ -1,4 +1,4 @@
-/* What the host can ask for: a word, and the words that it takes. */
+/* The commands that the host can send: a name and its arguments. */
 
 #define _GNU_SOURCE
 #include "wguest.h"
@@ -37,14 +37,14 @@ static int unmount_it(char **words, struct answer *answer)
     return umount2(words[0], MNT_DETACH) ? errno : 0;
 }
 
-/* PATH, with all that was written there; not while something is still open */
+/* PATH, with all data written; fails while files are open */
 static int eject(char **words, struct answer *answer)
 {
     (void)answer;
     return umount2(words[0], 0) ? errno : 0;
 }
 
-/* PATH, and what is missing above it */
+/* PATH, with its parents */
 static int make_directories(char **words, struct answer *answer)
 {
     (void)answer;
@@ -67,7 +67,7 @@ static int remove_it(char **words, struct answer *answer)
     return remove(words[0]) ? errno : 0;
 }
 
-/* PATH MAJOR MINOR: a device that is read and written byte by byte, by everybody */
+/* PATH MAJOR MINOR: a character device with mode 0666 */
 static int make_device(char **words, struct answer *answer)
 {
     (void)answer;
@@ -103,16 +103,16 @@ static int write_text(char **words, struct answer *answer)
     return error;
 }
 
-/* PATH [MOST] */
+/* PATH [SIZE] */
 static int read_file(char **words, struct answer *answer)
 {
     int file = open(words[0], O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return errno;
     ssize_t now;
-    size_t most = words[1] ? strtoul(words[1], NULL, 10) : MOST_BYTES;
-    if (most > MOST_BYTES)
-        most = MOST_BYTES;
+    size_t most = words[1] ? strtoul(words[1], NULL, 10) : MAX_BYTES;
+    if (most > MAX_BYTES)
+        most = MAX_BYTES;
     while ((now = read(file, answer->data + answer->size, most - answer->size)) > 0)
         answer->size += (size_t)now;
     int error = now < 0 ? errno : 0;
@@ -130,8 +130,8 @@ static int set_clock(char **words, struct answer *answer)
     return clock_settime(CLOCK_REALTIME, &now) ? errno : 0;
 }
 
-/* TEXT that nobody else knows: what comes of the random generator is this guest's own from here */
-static int stir(char **words, struct answer *answer)
+/* SEED: reseeds the random generator, which is a copy of the template's */
+static int add_entropy(char **words, struct answer *answer)
 {
     char *written[] = {"/dev/urandom", words[0]};
     int error = write_text(written, answer);
@@ -166,7 +166,7 @@ static int dial_it(char **words, struct answer *answer)
 static int start(char **words, struct answer *answer)
 {
     (void)answer;
-    return start_shell(words);
+    return start_silo(words);
 }
 
 /* RESULT COMMAND... */
@@ -180,28 +180,28 @@ static int run(char **words, struct answer *answer)
 static int kill_it(char **words, struct answer *answer)
 {
     (void)answer;
-    return kill_shell(words[0]);
+    return kill_silo(words[0]);
 }
 
 /* NAME SOURCE TARGET */
 static int mount_inside(char **words, struct answer *answer)
 {
     (void)answer;
-    return mount_in_shell(words[0], words[1], words[2]);
+    return mount_in_silo(words[0], words[1], words[2]);
 }
 
 /* NAME HOSTNAME */
 static int rename_inside(char **words, struct answer *answer)
 {
     (void)answer;
-    return rename_in_shell(words[0], words[1]);
+    return set_silo_hostname(words[0], words[1]);
 }
 
 static const struct {
     const char *word;
-    int fewest, most;
+    int min_words, most;
     int (*act)(char **words, struct answer *answer);
-} known[] = {
+} commands[] = {
     {"ping", 0, 0, ping},
     {"mount", 5, 5, mount_it},
     {"unmount", 1, 1, unmount_it},
@@ -214,12 +214,12 @@ static const struct {
     {"write", 2, 2, write_text},
     {"read", 1, 2, read_file},
     {"clock", 1, 1, set_clock},
-    {"stir", 1, 1, stir},
+    {"stir", 1, 1, add_entropy},
     {"address", 3, 3, address},
     {"route", 2, 2, route},
-    {"dial", 3, MOST_WORDS, dial_it},
-    {"start", 11, MOST_WORDS, start},
-    {"run", 2, MOST_WORDS, run},
+    {"dial", 3, MAX_WORDS, dial_it},
+    {"start", 11, MAX_WORDS, start},
+    {"run", 2, MAX_WORDS, run},
     {"kill", 1, 1, kill_it},
     {"mount-inside", 3, 3, mount_inside},
     {"rename-inside", 2, 2, rename_inside},
@@ -230,10 +230,10 @@ int answer_request(char **words, struct answer *answer)
     int count = 0;
     while (words[count])
         count++;
-    for (size_t i = 0; count && i < sizeof known / sizeof *known; i++)
-        if (!strcmp(known[i].word, words[0]))
-            return count - 1 < known[i].fewest || count - 1 > known[i].most
+    for (size_t i = 0; count && i < sizeof commands / sizeof *commands; i++)
+        if (!strcmp(commands[i].word, words[0]))
+            return count - 1 < commands[i].min_words || count - 1 > commands[i].most
                 ? EINVAL
-                : known[i].act(words + 1, answer);
+                : commands[i].act(words + 1, answer);
     return ENOSYS;
 }

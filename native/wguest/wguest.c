@@ -1,9 +1,9 @@
-/* The first process of a microVM: does what the host asks for on the port "control", and reaps.
+/* The first process of a microVM: serves commands of the host on the port "control", and reaps.
  *
- * A request is a u32 length, eight bytes that mark it, and words, each ended by 0; its answer has
- * the same mark, a u32 length, a u32 error number and data. What a pod needs is decided on the host:
- * this side knows how to mount, read, write, start and kill. A client that goes away in the middle
- * of a request has asked nothing, and the next one knows by the mark what was not meant for it.
+ * A request is a u32 length, an 8-byte mark, and words, each terminated by 0; its answer has the same
+ * mark, a u32 length, a u32 errno and data. The host decides what a pod needs; this side only mounts,
+ * reads, writes, starts and kills. A request that is incomplete when the client disconnects is
+ * discarded, and the next client recognizes answers that are not its own by the mark.
  */
 
 #define _GNU_SOURCE
@@ -27,9 +27,9 @@
 
 #include "../protocol.h"
 
-enum { MARK = 8, BEGINNING = 4 + MARK };
+enum { MARK = 8, HEADER = 4 + MARK };
 
-static uint8_t request[BEGINNING + MOST_BYTES + 1];
+static uint8_t request[HEADER + MAX_BYTES + 1];
 static struct answer answer;
 static size_t received;
 
@@ -47,8 +47,8 @@ static void load_modules(void)
     }
 }
 
-/* As in the network of any pod: a program without rights may listen on every port, and ping. The
- * addresses that a pod gets were chosen for it, and nobody else is asked about them. */
+/* As in any pod's network: unprivileged programs may listen on every port, and ping. A pod's
+ * addresses are assigned, so duplicate address detection is off. */
 static void open_network(void)
 {
     static const char *const settings[][2] = {
@@ -68,17 +68,17 @@ static void open_network(void)
 
 static void set_up(void)
 {
-    static const char *const places[][3] = {
+    static const char *const mounts[][3] = {
         {"proc", "/proc", "mode=755"},
         {"sysfs", "/sys", "mode=755"},
         {"devtmpfs", "/dev", "mode=755"},
         {"tmpfs", "/run", "mode=755,size=90%"},
         {"cgroup2", "/sys/fs/cgroup", ""},
     };
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        mkdir(places[i][1], 0755);
-        if (mount(places[i][0], places[i][1], places[i][0], 0, i < 2 ? "" : places[i][2]))
-            fprintf(stderr, "wguest: %s: %s\n", places[i][1], strerror(errno));
+    for (size_t i = 0; i < sizeof mounts / sizeof *mounts; i++) {
+        mkdir(mounts[i][1], 0755);
+        if (mount(mounts[i][0], mounts[i][1], mounts[i][0], 0, i < 2 ? "" : mounts[i][2]))
+            fprintf(stderr, "wguest: %s: %s\n", mounts[i][1], strerror(errno));
     }
     load_modules();
     open_network();
@@ -128,11 +128,11 @@ bool write_whole(int port, const void *data, size_t size)
 
 static void reply(int port)
 {
-    char *words[MOST_WORDS + 1];
+    char *words[MAX_WORDS + 1];
     int count = 0;
-    char *end = (char *)request + BEGINNING + get32(request);
+    char *end = (char *)request + HEADER + get32(request);
     *end = 0;
-    for (char *word = (char *)request + BEGINNING; word < end && count < MOST_WORDS;
+    for (char *word = (char *)request + HEADER; word < end && count < MAX_WORDS;
          word += strlen(word) + 1)
         words[count++] = word;
     words[count] = NULL;
@@ -150,24 +150,24 @@ static void serve(int port)
 {
     ssize_t now = read(port, request + received, sizeof request - 1 - received);
     if (now <= 0) {
-        if (now == 0) { /* nobody is connected */
+        if (now == 0) { /* no client is connected */
             received = 0;
             usleep(50000);
         }
         return;
     }
     received += (size_t)now;
-    if (received >= 4 && get32(request) > MOST_BYTES)
+    if (received >= 4 && get32(request) > MAX_BYTES)
         received = 0;
-    if (received < BEGINNING || received < BEGINNING + get32(request))
+    if (received < HEADER || received < HEADER + get32(request))
         return;
     received = 0;
     reply(port);
 }
 
-/* Wine wakes up sixty times a second to keep Windows' clock, and an emulated guest pays dearly for
- * each: the kernel may put that off as long as the host says, for all that is started here. */
-static void be_patient(void)
+/* Wine wakes up sixty times per second to update Windows' clock, which is expensive in an emulated
+ * guest. Timer slack, which all children inherit, lets the kernel delay and merge these timers. */
+static void set_timer_slack(void)
 {
     const char *slack = getenv("TIMER_SLACK");
     if (slack)
@@ -176,7 +176,7 @@ static void be_patient(void)
 
 int main(void)
 {
-    be_patient();
+    set_timer_slack();
     set_up();
     int port;
     while ((port = open_port("control")) < 0)

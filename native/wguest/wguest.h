@@ -7,21 +7,21 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define MOST_WORDS 256
-#define MOST_BYTES (1u << 20)
+#define MAX_WORDS 256
+#define MAX_BYTES (1u << 20)
 
 struct answer {
     size_t size;
-    char data[MOST_BYTES];
+    char data[MAX_BYTES];
 };
 
-/* Each returns 0, or the number of the error. */
+/* Each returns 0, or an errno. */
 int answer_request(char **words, struct answer *answer);
-int start_shell(char **words);
-int kill_shell(const char *name);
-int mount_in_shell(const char *name, const char *source, const char *target);
-int rename_in_shell(const char *name, const char *hostname);
-int filter_calls(bool with_32bit);
+int start_silo(char **words);
+int kill_silo(const char *name);
+int mount_in_silo(const char *name, const char *source, const char *target);
+int set_silo_hostname(const char *name, const char *hostname);
+int install_seccomp_filter(bool with_32bit);
 int run_program(const char *result, char **command);
 int set_address(const char *interface, const char *address, const char *prefix);
 int set_route(const char *interface, const char *gateway);
@@ -29,8 +29,8 @@ int raise_loopback(void);
 int dial(char **words);
 
 int open_port(const char *name);
-bool write_whole(int port, const void *data, size_t size); /* false when nobody is at the other end */
+bool write_whole(int port, const void *data, size_t size); /* false if the host disconnected */
 void reap(void);
-void carry(int port, char **command) __attribute__((noreturn));
+void relay_port(int port, char **command) __attribute__((noreturn));
 
 #endif

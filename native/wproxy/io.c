@@ -38,7 +38,7 @@ bool read_all(int fd, void *data, size_t size)
     return true;
 }
 
-bool tell(int agent, uint8_t type, const void *payload, uint32_t size)
+bool send_frame(int agent, uint8_t type, const void *payload, uint32_t size)
 {
     uint8_t header[FRAME_HEADER];
     put32(header, size);
@@ -63,8 +63,8 @@ int connect_to(int folder, const char *name, int flags)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
     if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof address))
         return fd;
-    int why = errno;
+    int error = errno;
     close(fd);
-    errno = why;
+    errno = error;
     return -1;
 }

@@ -1,4 +1,4 @@
-/* Reading and writing to the end, and sockets whose directory has a path of any length. */
+/* Complete reads and writes, and sockets in directories with paths of any length. */
 
 #ifndef WINPOD_IO_H
 #define WINPOD_IO_H
@@ -11,13 +11,13 @@
 bool write_all(int fd, const void *data, size_t size);
 bool read_all(int fd, void *data, size_t size);
 
-/* Sends one frame, whole. */
-bool tell(int agent, uint8_t type, const void *payload, uint32_t size);
+/* Sends one frame. */
+bool send_frame(int agent, uint8_t type, const void *payload, uint32_t size);
 
-/* The address of a socket in a directory, or of a path of its own when `folder` is below 0. */
+/* Returns the address of a socket in a directory, or of a path if `folder` is negative. */
 struct sockaddr_un address_of(int folder, const char *name);
 
-/* A connected socket, or -1; `flags` as socket() has them. */
+/* Returns a connected socket, or -1; `flags` are those of socket(). */
 int connect_to(int folder, const char *name, int flags);
 
 #endif

@@ -1,4 +1,4 @@
-/* Lines are gathered and written as many at a time as came at a time: see log.h for their form. */
+/* Lines are collected and written in batches: see log.h for the format. */
 
 #define _GNU_SOURCE
 #include "log.h"
@@ -16,7 +16,7 @@
 
 #define HEAD 64
 
-/* What came since the last end of line, and one more byte for a \r that may belong to the next. */
+/* The current incomplete line, and one more byte for a \r that may belong to its end. */
 struct line {
     uint32_t size;
     uint8_t text[LOG_LINE + 1];
@@ -26,17 +26,17 @@ static struct line lines[2];
 static char path[PATH_MAX];
 static int file = -1;
 static long long limit;
-static uint8_t gathered[2 * (HEAD + LOG_LINE)];
+static uint8_t pending[2 * (HEAD + LOG_LINE)];
 static size_t filled;
 static uint64_t lost;
-static int lost_because;
+static int lost_errno;
 
 static int open_file(void)
 {
     return open(path, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0640);
 }
 
-/* What a file of a bundle says, as text: nothing where there is none. */
+/* Reads a file of a bundle as text; empty if it does not exist. */
 static bool read_text(int bundle, const char *name, char *text, size_t size)
 {
     int named = openat(bundle, name, O_RDONLY | O_CLOEXEC);
@@ -76,18 +76,18 @@ static bool is_too_long(void)
     return limit && !fstat(file, &about) && about.st_size >= limit;
 }
 
-/* One whose name cannot be changed begins anew in its place. */
-static void move_aside(void)
+/* Rotates the log. If it cannot be renamed, it is truncated. */
+static void rotate(void)
 {
-    static char aside[sizeof path + 2];
-    snprintf(aside, sizeof aside, "%s.1", path);
-    rename(path, aside);
+    static char rotated[sizeof path + 2];
+    snprintf(rotated, sizeof rotated, "%s.1", path);
+    rename(path, rotated);
     log_reopen();
     if (is_too_long() && ftruncate(file, 0))
-        lost_because = errno;
+        lost_errno = errno;
 }
 
-/* Writes whole lines. Returns how many bytes of them are in the file; it never ends in half of one. */
+/* Writes complete lines. Returns the bytes written; the file never ends with a partial line. */
 static size_t write_lines(const uint8_t *data, size_t size)
 {
     size_t done = 0;
@@ -96,7 +96,7 @@ static size_t write_lines(const uint8_t *data, size_t size)
         if (now < 0 && errno == EINTR)
             continue;
         if (now < 0) {
-            lost_because = errno;
+            lost_errno = errno;
             break;
         }
         done += (size_t)now;
@@ -105,7 +105,7 @@ static size_t write_lines(const uint8_t *data, size_t size)
     while (whole < size && whole && data[whole - 1] != '\n')
         whole--;
     if (whole < done && ftruncate(file, lseek(file, 0, SEEK_END) - (off_t)(done - whole)))
-        lost_because = errno;
+        lost_errno = errno;
     return whole;
 }
 
@@ -120,39 +120,39 @@ static size_t put_head(uint8_t *at, bool errors, bool whole)
                                    errors ? "stderr" : "stdout", whole ? 'F' : 'P');
 }
 
-/* Told when there is room for more than that; until then lines go on being lost. */
-static void tell_loss(void)
+/* Reports lost lines once there is enough disk space; until then more lines are lost. */
+static void report_loss(void)
 {
     struct statvfs disk;
-    if (!fstatvfs(file, &disk) && disk.f_bavail * disk.f_frsize < sizeof gathered)
+    if (!fstatvfs(file, &disk) && disk.f_bavail * disk.f_frsize < sizeof pending)
         return;
     uint8_t text[HEAD + 256];
     size_t size = put_head(text, false, true);
     size += (size_t)snprintf((char *)text + size, sizeof text - size,
                              "winpod: %llu lines of this log are lost: %s\n",
-                             (unsigned long long)lost, strerror(lost_because));
+                             (unsigned long long)lost, strerror(lost_errno));
     if (write_lines(text, size) == size)
         lost = 0;
 }
 
 static void write_out(void)
 {
-    size_t written = lost ? 0 : write_lines(gathered, filled);
+    size_t written = lost ? 0 : write_lines(pending, filled);
     for (; written < filled; written++)
-        lost += gathered[written] == '\n';
+        lost += pending[written] == '\n';
     filled = 0;
     if (is_too_long())
-        move_aside();
+        rotate();
 }
 
 static void put_line(bool errors, const uint8_t *text, uint32_t size, bool whole)
 {
-    if (filled + HEAD + size > sizeof gathered)
+    if (filled + HEAD + size > sizeof pending)
         write_out();
-    filled += put_head(gathered + filled, errors, whole);
-    memcpy(gathered + filled, text, size);
+    filled += put_head(pending + filled, errors, whole);
+    memcpy(pending + filled, text, size);
     filled += size;
-    gathered[filled++] = '\n';
+    pending[filled++] = '\n';
 }
 
 static void put_part(bool errors, struct line *line)
@@ -183,7 +183,7 @@ void log_write(bool errors, const uint8_t *data, uint32_t size)
     if (file < 0)
         return;
     if (lost)
-        tell_loss();
+        report_loss();
     for (const uint8_t *end; data < past; data = end + 1) {
         end = memchr(data, '\n', (size_t)(past - data));
         append(errors, line, data, (size_t)((end ? end : past) - data));
@@ -202,7 +202,7 @@ void log_end(void)
     if (file < 0)
         return;
     if (lost)
-        tell_loss();
+        report_loss();
     for (int errors = 0; errors < 2; errors++) {
         struct line *line = &lines[errors];
         if (line->size > LOG_LINE)

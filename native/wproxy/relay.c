@@ -1,4 +1,4 @@
-/* One loop over all openings of all pipes; none of them can make another wait. See relay.h. */
+/* One event loop for all instances of all pipes; none of them can block another. See relay.h. */
 
 #define _GNU_SOURCE
 #include "relay.h"
@@ -18,12 +18,12 @@
 
 #include "../protocol.h"
 #include "io.h"
-#include "opening.h"
+#include "start.h"
 
 #define MAX_PIPES 16
 #define MAX_OPENINGS 64
-#define WAITING_EACH 2
-#define TRY_AGAIN 50 /* ms */
+#define WAITING_PER_PIPE 2
+#define RETRY_MS 50
 
 static struct pipe pipes[MAX_PIPES];
 static struct opening openings[MAX_OPENINGS];
@@ -82,52 +82,52 @@ static uint32_t count(const struct pipe *pipe, enum state from, enum state to)
     return found;
 }
 
-/* Returns false when the shell is no more. */
-static bool ask_for_more(void)
+/* Returns false if the silo has ended. */
+static bool request_openings(void)
 {
-    turned_away = false;
+    rejected = false;
     for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
-        while (count(pipe, ASKED, WAITING) < WAITING_EACH) {
+        while (count(pipe, REQUESTED, WAITING) < WAITING_PER_PIPE) {
             struct opening *opening = find_free();
             if (!opening)
                 return true;
-            if (!ask(opening, bundle, pipe))
+            if (!request_opening(opening, bundle, pipe))
                 return false;
             if (opening->state == FREE) {
-                turned_away = true;
+                rejected = true;
                 return true;
             }
         }
     return true;
 }
 
-static void turn(int patience)
+static void poll_once(int timeout)
 {
     struct pollfd ready[2 * MAX_OPENINGS];
     for (int i = 0; i < MAX_OPENINGS; i++) {
         struct opening *one = &openings[i];
         bool room = one->in.filled < sizeof one->in.data && !one->exited;
         short agent = (short)((room ? POLLIN : 0) | (one->to_agent.filled ? POLLOUT : 0));
-        short host = (short)((wants_host(one) ? POLLIN : 0) | (one->to_host.filled ? POLLOUT : 0));
+        short host = (short)((reads_host(one) ? POLLIN : 0) | (one->to_host.filled ? POLLOUT : 0));
         ready[2 * i] = (struct pollfd){one->state != FREE && agent ? one->agent : -1, agent, 0};
         ready[2 * i + 1] = (struct pollfd){one->state == OPEN && host ? one->host : -1, host, 0};
     }
-    if (poll(ready, 2 * MAX_OPENINGS, patience) < 0)
+    if (poll(ready, 2 * MAX_OPENINGS, timeout) < 0)
         return;
     for (int i = 0; i < MAX_OPENINGS; i++) {
         struct opening *one = &openings[i];
-        if (one->state == DIALLING)
-            dial(one);
-        if (wants_host(one) && ready[2 * i + 1].revents)
-            hear_host(one);
+        if (one->state == CONNECTING)
+            connect_host(one);
+        if (reads_host(one) && ready[2 * i + 1].revents)
+            read_host(one);
         if (one->state != FREE && ready[2 * i].revents & ~POLLOUT)
-            hear_agent(one);
+            read_agent(one);
         if (one->state != FREE)
-            move(one);
+            forward(one);
     }
 }
 
-static bool all_are_there(void)
+static bool all_exist(void)
 {
     for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
         if (!count(pipe, WAITING, OPEN))
@@ -135,10 +135,10 @@ static bool all_are_there(void)
     return true;
 }
 
-static bool any_dialling(void)
+static bool any_connecting(void)
 {
     for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
-        if (count(pipe, DIALLING, DIALLING))
+        if (count(pipe, CONNECTING, CONNECTING))
             return true;
     return false;
 }
@@ -152,14 +152,14 @@ static long now(void)
 
 static _Noreturn void serve(int report)
 {
-    for (long last = now() - TRY_AGAIN;;) {
-        if (!turned_away || now() - last >= TRY_AGAIN) {
+    for (long last = now() - RETRY_MS;;) {
+        if (!rejected || now() - last >= RETRY_MS) {
             last = now();
-            if (!ask_for_more())
+            if (!request_openings())
                 break;
         }
-        turn(turned_away || any_dialling() ? TRY_AGAIN : -1);
-        if (report >= 0 && (all_are_there() || *refusal)) {
+        poll_once(rejected || any_connecting() ? RETRY_MS : -1);
+        if (report >= 0 && (all_exist() || *refusal)) {
             dprintf(report, "%s", refusal);
             close(report);
             report = -1;
@@ -168,15 +168,15 @@ static _Noreturn void serve(int report)
         }
     }
     if (report >= 0)
-        dprintf(report, "The container's shell does not answer: %s\n", strerror(errno));
+        dprintf(report, "The container's silo does not answer: %s\n", strerror(errno));
     _exit(0);
 }
 
 int relay(const char *folder)
 {
-    int news[2];
+    int report_pipe[2];
     bundle = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (bundle < 0 || !read_pipes() || pipe2(news, O_CLOEXEC)) {
+    if (bundle < 0 || !read_pipes() || pipe2(report_pipe, O_CLOEXEC)) {
         fprintf(stderr, "The pipes in %s cannot be read: %s\n", folder, strerror(errno));
         return 1;
     }
@@ -184,19 +184,19 @@ int relay(const char *folder)
     if (child == 0) {
         prctl(PR_SET_NAME, "wproxy-relay");
         signal(SIGPIPE, SIG_IGN);
-        close(news[0]);
+        close(report_pipe[0]);
         setsid();
         if (chdir("/"))
             _exit(1);
-        int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
         for (int i = 0; i < 3; i++)
-            dup2(nothing, i);
-        serve(news[1]);
+            dup2(null, i);
+        serve(report_pipe[1]);
     }
-    close(news[1]);
-    char sentence[1024];
-    ssize_t size = child < 0 ? -1 : read(news[0], sentence, sizeof sentence);
+    close(report_pipe[1]);
+    char message[1024];
+    ssize_t size = child < 0 ? -1 : read(report_pipe[0], message, sizeof message);
     if (size > 0)
-        write_all(2, sentence, (size_t)size);
+        write_all(2, message, (size_t)size);
     return size == 0 ? 0 : 1;
 }

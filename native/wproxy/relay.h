@@ -1,9 +1,9 @@
-/* Named pipes in a container that lead to Unix sockets of this machine.
+/* Relays named pipes of a container to Unix sockets of the host.
  *
- * BUNDLE/pipes has them, one after the other: u32 size and the payload of PIPE, u32 size and the
- * path of the socket. Of each a few openings are always waited for; when a program takes one, the
- * socket is dialled, and bytes are carried both ways until either side ends, which ends the other.
- * `relay` returns when all pipes are there, or says why not. What stays ends with the shell.
+ * BUNDLE/pipes has a sequence of u32 size and payload of PIPE, u32 size and path of the socket. For
+ * each pipe a few instances are always waiting. When a program opens one, the relay connects to the
+ * socket and relays data until either side closes, which closes the other. `relay` returns when all
+ * pipes exist, or reports why not. Its child ends with the silo.
  */
 
 #ifndef WINPOD_RELAY_H

@@ -1,19 +1,23 @@
-/* Stands for the OCI runtime that conmon calls, and then for the container's process.
+/* The OCI runtime that conmon calls, and then the container's process.
  *
  *     wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID
  *     wproxy listen SOCKET COMMAND...
+ *     wproxy enter FILES COMMAND...
  *     wproxy relay BUNDLE
  *
- * The program to start is in BUNDLE/start (the payload of START), what the registry has to be told
- * before it in BUNDLE/registry (frames), the shell's socket is BUNDLE/run/agent.sock. `create`
- * returns when Windows has started the program, or says Windows' sentence and fails. What stays
- * carries the program's streams to conmon's, turns signals into Windows' events, and writes the
- * 32-bit exit code to BUNDLE/exit32 before it exits with what of it fits; 137 and no exit32 means
- * that the shell died. When it is killed, so is the program. The log at the path in BUNDLE/log_path
- * is its own too, opened anew on SIGUSR1; conmon's would keep \r.
+ * The program to start is in BUNDLE/start (the payload of START), registry changes to apply before
+ * it in BUNDLE/registry (frames), the silo's socket is BUNDLE/run/agent.sock. `create` returns when
+ * Windows has started the program, or prints Windows' message and fails. Its child relays the
+ * program's streams to conmon, converts signals to Windows' events, and writes the 32-bit exit code
+ * to BUNDLE/exit32 before it exits with the low 8 bits; 137 without exit32 means that the silo died.
+ * When it is killed, so is the program. It also writes the log at the path in BUNDLE/log_path,
+ * reopened on SIGUSR1, because conmon's log would keep \r.
  *
- * `listen` makes a shell's socket and becomes the command, which has it as descriptor 3 to hand on
- * to winit. Made outside, it has no name in the container. `relay`: see relay.h.
+ * `listen` creates a silo's socket and executes the command with it as descriptor 3, which winit
+ * inherits. Created on the host, it has no path in the container. `relay`: see relay.h.
+ *
+ * `enter` joins the cgroups whose cgroup.procs are FILES, separated by spaces, and executes the
+ * command.
  */
 
 #define _GNU_SOURCE
@@ -33,21 +37,21 @@
 #include <unistd.h>
 
 #include "../protocol.h"
-#include "carry.h"
+#include "stdio_relay.h"
 #include "io.h"
 #include "log.h"
 #include "relay.h"
 
-#define SHELL_SOCKET 3
+#define SILO_SOCKET 3
 
 static struct {
     const char *bundle, *pid_file, *console, *id;
-} given;
+} options;
 
 static int agent = -1, report = -1, bundle = -1;
 
-/* Says why nothing was started, to whoever called `create`. */
-static _Noreturn void refuse(const char *what, const char *why)
+/* Reports to the caller of `create` why the program was not started. */
+static _Noreturn void fail(const char *what, const char *why)
 {
     char line[1024];
     snprintf(line, sizeof line, "%s%s%s\n", what, *what ? ": " : "", why);
@@ -58,19 +62,19 @@ static _Noreturn void refuse(const char *what, const char *why)
 
 /* ---- starting ---- */
 
-/* A terminal whose other side goes to conmon; its size changes are ours to hear. */
+/* Opens a terminal and passes the master to conmon; this process gets its SIGWINCH. */
 static void open_terminal(void)
 {
     int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (master < 0 || grantpt(master) || unlockpt(master))
-        refuse("The terminal cannot be opened", strerror(errno));
+        fail("The terminal cannot be opened", strerror(errno));
     int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     struct termios raw;
     if (slave < 0 || tcgetattr(slave, &raw))
-        refuse("The terminal cannot be opened", strerror(errno));
+        fail("The terminal cannot be opened", strerror(errno));
     cfmakeraw(&raw);
     tcsetattr(slave, TCSANOW, &raw);
-    int console = connect_to(-1, given.console, 0);
+    int console = connect_to(-1, options.console, 0);
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
@@ -85,7 +89,7 @@ static void open_terminal(void)
     control.head.cmsg_type = SCM_RIGHTS;
     memcpy(CMSG_DATA(&control.head), &master, sizeof master);
     if (console < 0 || sendmsg(console, &message, 0) < 0)
-        refuse("The terminal cannot be handed to conmon", strerror(errno));
+        fail("The terminal cannot be handed to conmon", strerror(errno));
     close(console);
     close(master);
     ioctl(slave, TIOCSCTTY, 0);
@@ -95,7 +99,7 @@ static void open_terminal(void)
     close(slave);
 }
 
-/* Until nobody holds the program back who wants all of its output. A holder that dies lets go. */
+/* Waits while a client that attaches before the start holds the lock. It is released if it dies. */
 static void wait_for_attached(void)
 {
     int hold = openat(bundle, "hold", O_RDONLY | O_CLOEXEC);
@@ -106,26 +110,26 @@ static void wait_for_attached(void)
     close(hold);
 }
 
-/* Sends a frame, and waits for the answer that it should have. */
-static void ask(uint8_t type, const uint8_t *payload, uint32_t size, uint8_t wanted)
+/* Sends a frame, and waits for the expected answer. */
+static void request(uint8_t type, const uint8_t *payload, uint32_t size, uint8_t expected)
 {
     uint8_t header[FRAME_HEADER], answer[1024];
-    if (!tell(agent, type, payload, size))
-        refuse("The container's shell does not answer", strerror(errno));
+    if (!send_frame(agent, type, payload, size))
+        fail("The container's silo does not answer", strerror(errno));
     if (!read_all(agent, header, sizeof header))
-        refuse("", "The container's shell has ended.");
+        fail("", "The container's silo has ended.");
     uint32_t length = get32(header);
     if (length >= sizeof answer || !read_all(agent, answer, length)
-        || (header[4] != wanted && (header[4] != FAILED || length < 4)))
-        refuse("", "The container's shell answers what makes no sense.");
+        || (header[4] != expected && (header[4] != FAILED || length < 4)))
+        fail("", "The container's silo sent an invalid answer.");
     answer[length] = 0;
     if (header[4] == FAILED)
-        refuse("", (char *)answer + 4);
+        fail("", (char *)answer + 4);
 }
 
 static uint8_t content[MAX_FRAME];
 
-/* The image's registry, and the pod's names in it: whole frames. */
+/* Applies the registry changes of the image and the pod, which are complete frames. */
 static void change_registry(void)
 {
     int file = openat(bundle, "registry", O_RDONLY | O_CLOEXEC);
@@ -133,8 +137,8 @@ static void change_registry(void)
     while (file >= 0 && read_all(file, header, sizeof header)) {
         uint32_t size = get32(header);
         if (size > sizeof content || !read_all(file, content, size))
-            refuse("The changes to the registry cannot be read", "they are cut short");
-        ask(header[4], content, size, DONE);
+            fail("The registry changes cannot be read", "the file is truncated");
+        request(header[4], content, size, DONE);
     }
     close(file);
 }
@@ -144,14 +148,14 @@ static void start_program(void)
     int file = openat(bundle, "start", O_RDONLY | O_CLOEXEC);
     struct stat about;
     if (file < 0 || fstat(file, &about) || about.st_size > (off_t)sizeof content)
-        refuse("The program to start cannot be read", strerror(errno));
+        fail("The program to start cannot be read", strerror(errno));
     if (!read_all(file, content, (size_t)about.st_size))
-        refuse("The program to start cannot be read", "it is cut short");
+        fail("The program to start cannot be read", "the file is truncated");
     close(file);
-    ask(START, content, (uint32_t)about.st_size, STARTED);
+    request(START, content, (uint32_t)about.st_size, STARTED);
 }
 
-/* ---- being called by conmon ---- */
+/* ---- called by conmon ---- */
 
 static bool read_arguments(int count, char **arguments)
 {
@@ -160,30 +164,37 @@ static bool read_arguments(int count, char **arguments)
     for (int i = 2; i < count; i++) {
         const char *next = i + 1 < count ? arguments[i + 1] : NULL;
         if (!strcmp(arguments[i], "--bundle") && next)
-            given.bundle = arguments[++i];
+            options.bundle = arguments[++i];
         else if (!strcmp(arguments[i], "--pid-file") && next)
-            given.pid_file = arguments[++i];
+            options.pid_file = arguments[++i];
         else if (!strcmp(arguments[i], "--console-socket") && next)
-            given.console = arguments[++i];
+            options.console = arguments[++i];
         else if (arguments[i][0] != '-')
-            given.id = arguments[i];
+            options.id = arguments[i];
     }
-    return given.bundle && given.pid_file && given.id;
+    return options.bundle && options.pid_file && options.id;
 }
 
 static int write_pid(pid_t pid)
 {
     char text[16];
     int size = snprintf(text, sizeof text, "%d", (int)pid);
-    int file = open(given.pid_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int file = open(options.pid_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file >= 0 && write_all(file, text, (size_t)size))
         return 0;
-    fprintf(stderr, "%s cannot be written: %s\n", given.pid_file, strerror(errno));
+    fprintf(stderr, "%s cannot be written: %s\n", options.pid_file, strerror(errno));
     kill(pid, SIGKILL);
     return 1;
 }
 
-static int listen_and_become(char *path, char **command)
+static int exec_command(char **command)
+{
+    execvp(command[0], command);
+    fprintf(stderr, "%s: %s\n", command[0], strerror(errno));
+    return 127;
+}
+
+static int listen_and_exec(char *path, char **command)
 {
     char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (slash)
@@ -196,22 +207,36 @@ static int listen_and_become(char *path, char **command)
     umask(0177);
     if (folder < 0 || fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address)
         || listen(fd, 128)) {
-        fprintf(stderr, "The shell's socket cannot be made: %s\n", strerror(errno));
+        fprintf(stderr, "The silo's socket cannot be created: %s\n", strerror(errno));
         return 1;
     }
     umask(022);
     close(folder);
-    if (fd != SHELL_SOCKET && (dup2(fd, SHELL_SOCKET) < 0 || close(fd)))
+    if (fd != SILO_SOCKET && (dup2(fd, SILO_SOCKET) < 0 || close(fd)))
         return 1;
-    execvp(command[0], command);
-    fprintf(stderr, "%s: %s\n", command[0], strerror(errno));
-    return 127;
+    return exec_command(command);
+}
+
+static int enter_and_exec(char *files, char **command)
+{
+    char *rest = NULL;
+    for (char *file = strtok_r(files, " ", &rest); file; file = strtok_r(NULL, " ", &rest)) {
+        int fd = open(file, O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || write(fd, "0", 1) != 1) {
+            fprintf(stderr, "%s: %s\n", file, strerror(errno));
+            return 1;
+        }
+        close(fd);
+    }
+    return exec_command(command);
 }
 
 int main(int count, char **arguments)
 {
+    if (count > 3 && !strcmp(arguments[1], "enter"))
+        return enter_and_exec(arguments[2], arguments + 3);
     if (count > 3 && !strcmp(arguments[1], "listen"))
-        return listen_and_become(arguments[2], arguments + 3);
+        return listen_and_exec(arguments[2], arguments + 3);
     if (count == 3 && !strcmp(arguments[1], "relay"))
         return relay(arguments[2]);
     if (!read_arguments(count, arguments)) {
@@ -219,38 +244,38 @@ int main(int count, char **arguments)
               stderr);
         return 2;
     }
-    bundle = open(given.bundle, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int news[2];
-    if (bundle < 0 || pipe2(news, O_CLOEXEC)) {
-        fprintf(stderr, "%s: %s\n", given.bundle, strerror(errno));
+    bundle = open(options.bundle, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int report_pipe[2];
+    if (bundle < 0 || pipe2(report_pipe, O_CLOEXEC)) {
+        fprintf(stderr, "%s: %s\n", options.bundle, strerror(errno));
         return 1;
     }
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_NAME, "wproxy");
-        report = news[1];
-        close(news[0]);
+        report = report_pipe[1];
+        close(report_pipe[0]);
         setsid();
         int signals = catch_signals();
         if (!log_open(bundle))
-            refuse("The log cannot be opened", strerror(errno));
-        if (given.console)
+            fail("The log cannot be opened", strerror(errno));
+        if (options.console)
             open_terminal();
         wait_for_attached();
         agent = connect_to(bundle, "run/agent.sock", 0);
         if (agent < 0)
-            refuse("The container's shell does not answer", strerror(errno));
+            fail("The container's silo does not answer", strerror(errno));
         change_registry();
         start_program();
         close(report);
-        carry(bundle, agent, signals, given.console != NULL);
+        relay_stdio(bundle, agent, signals, options.console != NULL);
     }
-    close(news[1]);
-    char sentence[1024];
-    ssize_t size = child < 0 ? -1 : read(news[0], sentence, sizeof sentence);
+    close(report_pipe[1]);
+    char message[1024];
+    ssize_t size = child < 0 ? -1 : read(report_pipe[0], message, sizeof message);
     if (size == 0)
         return write_pid(child);
     if (size > 0)
-        write_all(2, sentence, (size_t)size);
+        write_all(2, message, (size_t)size);
     return 1;
 }

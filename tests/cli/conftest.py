@@ -1,4 +1,4 @@
-"""Images for the tests of the command line, packed once by the command itself."""
+"""Images for the CLI tests, packed once per session."""
 
 import os
 import subprocess
@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from winpod.images.store_lock import FileLock
+from winpod.files import FileLock
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="session")
 def story_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The layout that `examples/pack-images` makes, once for all workers of the session."""
-    of_worker = tmp_path_factory.getbasetemp()
-    of_all = of_worker.parent if "PYTEST_XDIST_WORKER" in os.environ else of_worker
-    layout = of_all / "story-images"
-    lock = FileLock.take(of_all / "story-images.lock")
+    """Return the layout built by `examples/pack-images`, shared by all workers."""
+    worker_directory = tmp_path_factory.getbasetemp()
+    session_directory = (
+        worker_directory.parent if "PYTEST_XDIST_WORKER" in os.environ else worker_directory
+    )
+    layout = session_directory / "story-images"
+    lock = FileLock.acquire(session_directory / "story-images.lock")
     try:
         if not layout.exists():
             _pack(layout)
@@ -29,11 +31,11 @@ def story_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pack(layout: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    half_made = layout.with_suffix(".half-made")
+    partial = layout.with_suffix(".half-made")
     subprocess.run(
-        [EXAMPLES / "pack-images", half_made],
+        [EXAMPLES / "pack-images", partial],
         check=True,
         env={**os.environ, "PATH": path},
         stdout=subprocess.DEVNULL,
     )
-    half_made.rename(layout)
+    partial.rename(layout)

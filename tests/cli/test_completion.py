@@ -1,4 +1,4 @@
-"""What shells complete: commands, their options, and the names of what is played."""
+"""Shell completion of commands, options and object names."""
 
 import os
 import subprocess
@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from winpod.node.play.objects import Key
-from winpod.node.play.records import Kept, Records
+from winpod.play.apiserver.objects import ObjectKey
+from winpod.play.apiserver.store import ObjectStore, StoredObject
 
-PLAYED = (
-    Key("Deployment", "default", "web"),
-    Key("Pod", "default", "web-1"),
-    Key("Pod", "shop", "db-0"),
-    Key("Service", "default", "web"),
-    Key("ConfigMap", "default", "web"),
-    Key("PersistentVolumeClaim", "default", "web"),
+OBJECTS = (
+    ObjectKey("Deployment", "default", "web"),
+    ObjectKey("Pod", "default", "web-1"),
+    ObjectKey("Pod", "shop", "db-0"),
+    ObjectKey("Service", "default", "web"),
+    ObjectKey("ConfigMap", "default", "web"),
+    ObjectKey("PersistentVolumeClaim", "default", "web"),
 )
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with something that is played, written down by nobody but the test."""
-    records = Records(tmp_path / "root/play/records.db")
-    for key in PLAYED:
-        records.put(key, Kept({"metadata": {"name": key.name}}))
+    """Return a home whose object store was written by the test."""
+    records = ObjectStore(tmp_path / "root/play/records.db")
+    for key in OBJECTS:
+        records.put(key, StoredObject({"metadata": {"name": key.name}}))
     records.close()
     return tmp_path
 
 
 def completed(home: Path, *words: str) -> list[str]:
-    """What bash is told, by the command itself."""
+    """Return the completions for bash."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -66,10 +66,10 @@ def test_commands_options_and_names_are_completed(
     assert completed(home, *words) == expected
 
 
-def test_where_nothing_is_played_nothing_is_completed(tmp_path: Path) -> None:
+def test_completion_without_objects_is_empty(tmp_path: Path) -> None:
     assert completed(tmp_path, "logs", "") == []
 
 
-def test_what_is_no_database_is_no_reason_for_a_traceback(home: Path) -> None:
+def test_completion_with_corrupt_database_is_empty(home: Path) -> None:
     (home / "root/play/records.db").write_text("not one")
     assert completed(home, "logs", "") == []

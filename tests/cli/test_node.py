@@ -1,25 +1,27 @@
-"""`winpod node` that cannot begin says why in a sentence, and ends; options are what they say."""
+"""Invalid options of `winpod node`, and the taints it registers."""
 
 from pathlib import Path
 
 import pytest
 import typer
 
-from tests.cli.winpod import winpod
-from winpod.cli.node import command, registered_taints
+from tests.support.winpod_cli import winpod
+from winpod.cli.node import command, taints_to_register
 
 BAD_INPUT = 2
 
 
 @pytest.mark.parametrize("kind", [("--simulated",), ()], ids=["simulated", "real"])
-def test_a_kubeconfig_that_is_not_there_is_named_and_nothing_is_made(
+def test_missing_kubeconfig_is_reported_and_nothing_is_created(
     tmp_path: Path, kind: tuple[str, ...]
 ) -> None:
     arguments = ("--kubeconfig", "none", *kind, "--root", str(tmp_path / "root"))
     ran = winpod("node", *arguments, home=tmp_path, cwd=tmp_path)
     assert not list((tmp_path / "root").glob("*"))
     assert (ran.code, ran.out) == (BAD_INPUT, "")
-    assert ran.err == f"winpod: {tmp_path / 'none'} does not exist. --kubeconfig names it.\n"
+    missing = tmp_path / "none"
+    advice = "Set --kubeconfig to an existing file."
+    assert ran.err == f"winpod: {missing} does not exist. {advice}\n"
 
 
 TOKEN = ("--token", "abcdef.0123456789abcdef", "--server", "https://127.0.0.1:1")
@@ -30,25 +32,25 @@ TOKEN = ("--token", "abcdef.0123456789abcdef", "--server", "https://127.0.0.1:1"
     [
         (
             (*TOKEN, "--certificate-authority", "none.pem"),
-            "none.pem has no authority to believe: No such file or directory. "
-            "--certificate-authority names",
+            "Failed to read the CA bundle none.pem: No such file or directory. "
+            "Set --certificate-authority",
         ),
         (
             (*TOKEN, "--certificate-authority", "text"),
-            "text has no authority to believe: no start line",
+            "Failed to read the CA bundle text: no start line",
         ),
         (
             (*TOKEN, "--certificate-authority", "empty"),
-            "empty has no authority to believe: it is empty",
+            "Failed to read the CA bundle empty: it is empty",
         ),
         (
             ("--bootstrap-kubeconfig", "none"),
-            "none does not exist. --bootstrap-kubeconfig names it.",
+            "none does not exist. Set --bootstrap-kubeconfig to an existing file.",
         ),
-        (("--nodes", "none.yaml"), "none.yaml is no file of nodes"),
+        (("--nodes", "none.yaml"), "none.yaml is not a valid node file"),
     ],
 )
-def test_files_that_options_name_and_that_are_of_no_use_are_named(
+def test_unusable_files_of_options_are_reported(
     tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
     (tmp_path / "text").write_text("no certificate")
@@ -60,22 +62,24 @@ def test_files_that_options_name_and_that_are_of_no_use_are_named(
     assert ran.err.count("\n") == 1
 
 
-def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+def test_file_instead_of_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     common = ("--kubeconfig", "new", *TOKEN)
     ran = winpod("node", *common, "--manifests", "file", home=tmp_path, cwd=tmp_path)
-    assert ran.err.startswith("winpod: file is no directory. --manifests names one")
+    assert ran.err.startswith("winpod: file is not a directory. Set --manifests to a directory")
     ran = winpod("node", *common, "--root", "file", home=tmp_path, cwd=tmp_path)
-    assert ran.err.startswith(f"winpod: {tmp_path}/file cannot be the root: File exists.")
+    assert ran.err.startswith(
+        f"winpod: Cannot use {tmp_path}/file as the root directory: File exists."
+    )
 
 
-def test_a_node_that_nothing_of_the_machine_is_left_for_is_named(tmp_path: Path) -> None:
+def test_node_without_remaining_capacity_is_reported(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes: [{name: all, memory: 4000Ti}, {name: none}]")
     arguments = ("--kubeconfig", "none", "--nodes", str(nodes), "--root", str(tmp_path / "root"))
     ran = winpod("node", *arguments, home=tmp_path, cwd=tmp_path)
     assert ran.code == BAD_INPUT
-    assert "machine's memory is left for the node none" in ran.err
+    assert "The machine has no memory left for node none" in ran.err
     assert "Traceback" not in ran.err
 
 
@@ -91,11 +95,11 @@ def test_a_node_that_nothing_of_the_machine_is_left_for_is_named(tmp_path: Path)
     ],
     ids=["default", "none", "two"],
 )
-def test_taints_are_those_that_are_told_and_none_where_none_is(
+def test_register_taint_replaces_the_default_taint(
     options: tuple[str, ...], taints: list[str]
 ) -> None:
     app = typer.Typer()
     app.command()(command)
     given = typer.main.get_command(app).make_context("node", ["--kubeconfig", "none", *options])
-    found = registered_taints(given.params["register_taint"])
+    found = taints_to_register(given.params["register_taint"])
     assert [str(taint) for taint in found] == taints

@@ -1,4 +1,4 @@
-"""The README's transcripts are true: each command is run and prints what is written there."""
+"""The README's transcripts: each command is run and its output compared."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def transcripts() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_readme_says_what_the_commands_print(tmp_path: Path) -> None:
+def test_readme_transcripts_match_command_output(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(tmp_path), "LANG": "C.UTF-8"}

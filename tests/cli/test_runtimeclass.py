@@ -1,4 +1,4 @@
-"""`winpod runtimeclass render` as a person runs it: a nodes file in, objects for git out."""
+"""`winpod runtimeclass render`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.winpod import winpod
+from tests.support.winpod_cli import winpod
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GUEST = "runhcs-wcow-hypervisor-17763"
@@ -28,7 +28,7 @@ def windows_node(name: str, runtime: str, **labels: str) -> dict[str, object]:
     }
 
 
-def test_the_nodes_of_the_first_story_give_its_classes(tmp_path: Path) -> None:
+def test_render_prints_the_classes_of_the_first_story(tmp_path: Path) -> None:
     ran = winpod(
         "runtimeclass", "render", "--nodes", f"{EXAMPLES}/story-1/nodes.yaml", home=tmp_path
     )
@@ -41,7 +41,7 @@ def test_the_nodes_of_the_first_story_give_its_classes(tmp_path: Path) -> None:
     assert not ran.err
 
 
-def test_what_is_printed_can_be_checked_against(tmp_path: Path) -> None:
+def test_rendered_classes_work_with_check(tmp_path: Path) -> None:
     nodes = str(EXAMPLES / "story-1/nodes.yaml")
     ran = winpod("runtimeclass", "render", "--nodes", nodes, home=tmp_path)
     pod = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {runtimeClassName: windows-2019"
@@ -54,7 +54,7 @@ def test_what_is_printed_can_be_checked_against(tmp_path: Path) -> None:
     assert [w["status"] for w in json.loads(checked.out)["workloads"]] == ["runs"], checked.err
 
 
-def test_labels_that_a_class_needs_are_told(tmp_path: Path) -> None:
+def test_missing_node_labels_are_reported(tmp_path: Path) -> None:
     nodes = [windows_node("a", "containerd://2.1.0"), windows_node("b", "winpod://0.1.0")]
     file = tmp_path / "nodes.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
@@ -66,7 +66,7 @@ def test_labels_that_a_class_needs_are_told(tmp_path: Path) -> None:
     assert f"kubectl label node b handler.winpod.dev/{GUEST}=true {build}\n" in ran.err
 
 
-def test_settings_are_those_of_the_operator(tmp_path: Path) -> None:
+def test_render_uses_the_operator_settings(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("classes: {name: 'win-{number}'}")
     nodes = str(EXAMPLES / "story-1/nodes.yaml")
@@ -85,15 +85,19 @@ def test_settings_are_those_of_the_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "sentence"),
     [
-        ("", ("--nodes", "FILE"), "FILE holds no Node object."),
-        ("{kind: Node, apiVersion: v1, metadata: {name: a}}", ("--nodes", "FILE"), "no reason"),
-        ("", (), "one of --nodes and --kubeconfig names the nodes."),
+        ("", ("--nodes", "FILE"), "FILE contains no Node object."),
+        (
+            "{kind: Node, apiVersion: v1, metadata: {name: a}}",
+            ("--nodes", "FILE"),
+            "no RuntimeClass applies",
+        ),
+        ("", (), "either --nodes or --kubeconfig is required."),
         ("", ("--nodes", "FILE", "--kubeconfig", "FILE"), "Give one of them."),
-        ("", ("--nodes", "FILE", "--context", "c"), "--context is for --kubeconfig"),
+        ("", ("--nodes", "FILE", "--context", "c"), "--context requires --kubeconfig"),
         ("", ("--nodes", "FILE", "--config", "gone"), "gone cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_a_sentence(
+def test_bad_input_is_reported(
     tmp_path: Path, content: str, options: tuple[str, ...], sentence: str
 ) -> None:
     file = tmp_path / "nodes.yaml"

@@ -1,4 +1,4 @@
-"""The documents' stories: the manifests in examples/ and what check must say of them."""
+"""The stories of the documentation: manifests in examples/ and their expected reports."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import EXAMPLES
-from tests.cli.winpod import winpod
+from tests.support.winpod_cli import winpod
 
 CASES = [
     (expected.parent, number, case)
@@ -17,14 +17,14 @@ CASES = [
 ]
 
 
-def test_every_story_is_there() -> None:
+def test_every_story_is_tested() -> None:
     assert {folder.name for folder, _, _ in CASES} == {"story-1", "story-2", "story-3"}
 
 
 @pytest.mark.parametrize(
     ("folder", "number", "case"), CASES, ids=lambda v: v.name if isinstance(v, Path) else None
 )
-def test_a_story_comes_out_as_expected(
+def test_story_has_the_expected_report(
     folder: Path, number: int, case: dict[str, Any], story_images: Path, tmp_path: Path
 ) -> None:
     del number
@@ -39,14 +39,14 @@ def test_a_story_comes_out_as_expected(
     report = json.loads(ran.out)
     assert [w["name"] for w in report["workloads"]] == list(case["pods"])
     for workload in report["workloads"]:
-        assert _seen(workload, case["pods"][workload["name"]]) == case["pods"][workload["name"]]
+        assert _reported(workload, case["pods"][workload["name"]]) == case["pods"][workload["name"]]
 
 
-def _seen(workload: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """What the report says of the things that the story tells."""
+def _reported(workload: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of the report that the story specifies."""
     by_node = {name: v for v in workload["verdicts"] for name in v["nodes"]}
     chosen = by_node.get(workload["node"], {})
-    seen = {
+    reported = {
         "status": workload["status"],
         "node": workload["node"],
         "handler": chosen.get("handler"),
@@ -61,4 +61,4 @@ def _seen(workload: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
         },
         "advice": workload["advice"],
     }
-    return {key: seen[key] for key in wanted}
+    return {key: reported[key] for key in expected}

@@ -1,4 +1,4 @@
-"""The programs in C, as the package brings them to a machine without a compiler."""
+"""The native programs in the built wheel."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAMS = ("absent.exe", "tar.exe", "wagent.exe", "winit", "wproxy")
 
 
-def test_a_wheel_fits_only_the_machines_that_its_programs_run_on(tmp_path: Path) -> None:
+def test_wheel_tag_matches_its_native_programs(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
     [wheel] = tmp_path.glob("*.whl")
@@ -27,7 +27,7 @@ def test_a_wheel_fits_only_the_machines_that_its_programs_run_on(tmp_path: Path)
     assert subprocess.run([programs / "wproxy"], capture_output=True, check=False).returncode == 2
 
 
-def test_the_programs_for_linux_need_nothing_of_the_machine() -> None:
+def test_linux_programs_are_statically_linked() -> None:
     for name in ("winit", "wproxy"):
         program = (REPOSITORY / "src/winpod/native" / name).read_bytes()
         assert program.startswith(b"\x7fELF\x02\x01")

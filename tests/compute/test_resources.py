@@ -1,4 +1,4 @@
-"""Resources: Windows' rules and clamps, as what Linux enforces."""
+"""Conversion of Windows resource requests to Linux limits."""
 
 from dataclasses import fields
 
@@ -8,32 +8,35 @@ from hypothesis import strategies as st
 
 from winpod.compute.resources import (
     _ANNOTATIONS,
+    DEFAULT_PIDS,
     MIB,
-    PIDS,
-    Asked,
-    Enforced,
-    enforce,
-    with_annotations,
+    ResourceLimits,
+    ResourceRequest,
+    apply_resource_annotations,
+    compute_limits,
 )
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
-    ("asked", "enforced"),
+    ("requested", "enforced"),
     [
-        (Asked(), Enforced(processors=4)),
-        (Asked(cpu_count=2), Enforced(processors=2, cpu_quota_us=200_000)),
-        (Asked(cpu_count=16), Enforced(processors=4, cpu_quota_us=400_000)),
-        (Asked(cpu_maximum=2500), Enforced(processors=4, cpu_quota_us=100_000)),
-        (Asked(cpu_maximum=1), Enforced(processors=4, cpu_quota_us=1000)),
-        (Asked(cpu_maximum=10_000), Enforced(processors=4)),
-        (Asked(cpu_weight=100), Enforced(processors=4, cpu_shares=1024)),
-        (Asked(cpu_weight=1), Enforced(processors=4, cpu_shares=10)),
-        (Asked(cpu_weight=10_000), Enforced(processors=4, cpu_shares=102_400)),
-        (Asked(memory_bytes=64 * MIB), Enforced(processors=4, memory_bytes=64 * MIB)),
+        (ResourceRequest(), ResourceLimits(processors=4)),
+        (ResourceRequest(cpu_count=2), ResourceLimits(processors=2, cpu_quota_us=200_000)),
+        (ResourceRequest(cpu_count=16), ResourceLimits(processors=4, cpu_quota_us=400_000)),
+        (ResourceRequest(cpu_maximum=2500), ResourceLimits(processors=4, cpu_quota_us=100_000)),
+        (ResourceRequest(cpu_maximum=1), ResourceLimits(processors=4, cpu_quota_us=1000)),
+        (ResourceRequest(cpu_maximum=10_000), ResourceLimits(processors=4)),
+        (ResourceRequest(cpu_weight=100), ResourceLimits(processors=4, cpu_weight=100)),
+        (ResourceRequest(cpu_weight=1), ResourceLimits(processors=4, cpu_weight=1)),
+        (ResourceRequest(cpu_weight=10_000), ResourceLimits(processors=4, cpu_weight=10_000)),
         (
-            Asked(rootfs_bytes=5, disk_bytes_per_second=6, disk_operations_per_second=7),
-            Enforced(
+            ResourceRequest(memory_bytes=64 * MIB),
+            ResourceLimits(processors=4, memory_bytes=64 * MIB),
+        ),
+        (
+            ResourceRequest(rootfs_bytes=5, disk_bytes_per_second=6, disk_operations_per_second=7),
+            ResourceLimits(
                 processors=4,
                 rootfs_bytes=5,
                 disk_bytes_per_second=6,
@@ -42,33 +45,42 @@ from winpod.windows.errors import InvalidInput
         ),
     ],
 )
-def test_what_windows_is_asked_for_is_what_linux_is_told(asked: Asked, enforced: Enforced) -> None:
-    assert enforce(asked, host_cpus=4) == enforced
+def test_windows_requests_become_linux_limits(
+    requested: ResourceRequest, enforced: ResourceLimits
+) -> None:
+    assert compute_limits(requested, host_cpus=4) == enforced
 
 
-def test_count_maximum_and_weight_exclude_each_other_in_windows_words() -> None:
+def test_cpu_count_maximum_and_weight_are_mutually_exclusive() -> None:
     with pytest.raises(InvalidInput) as caught:
-        enforce(Asked(cpu_count=1, cpu_maximum=2), host_cpus=4)
-    assert caught.value.sentence == (
+        compute_limits(ResourceRequest(cpu_count=1, cpu_maximum=2), host_cpus=4)
+    assert caught.value.message == (
         "invalid spec - Windows Container CPU Count: '1', Limit: '2', and Weight: '0' "
         "are mutually exclusive"
     )
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(cpu_maximum=10_001), Asked(cpu_weight=10_001), Asked(memory_bytes=-1)]
+    "requested",
+    [
+        ResourceRequest(cpu_maximum=10_001),
+        ResourceRequest(cpu_weight=10_001),
+        ResourceRequest(memory_bytes=-1),
+    ],
 )
-def test_what_is_out_of_range_is_refused(asked: Asked) -> None:
+def test_out_of_range_values_are_refused(requested: ResourceRequest) -> None:
     with pytest.raises(InvalidInput):
-        enforce(asked, host_cpus=4)
+        compute_limits(requested, host_cpus=4)
 
 
-def test_the_size_of_the_disk_can_be_annotated_in_gigabytes() -> None:
+def test_disk_size_annotation_is_in_gigabytes() -> None:
     annotations = {"io.microsoft.container.storage.rootfs.size-gb": "40"}
-    assert with_annotations(Asked(), annotations) == Asked(rootfs_bytes=40 << 30)
+    assert apply_resource_annotations(ResourceRequest(), annotations) == ResourceRequest(
+        rootfs_bytes=40 << 30
+    )
 
 
-def test_annotations_go_before_fields_and_nonsense_is_passed_over() -> None:
+def test_annotations_override_fields_and_invalid_ones_are_ignored() -> None:
     annotations = {
         "io.microsoft.container.memory.sizeinmb": "512",
         "io.microsoft.container.processor.count": "two",
@@ -76,46 +88,52 @@ def test_annotations_go_before_fields_and_nonsense_is_passed_over() -> None:
         "io.microsoft.container.storage.qos.iopsmaximum": "100",
         "io.microsoft.container.storage.qos.bandwidthmaximum": "9" * 40,
     }
-    asked = Asked(memory_bytes=1, cpu_count=3)
-    assert with_annotations(asked, annotations) == Asked(
+    requested = ResourceRequest(memory_bytes=1, cpu_count=3)
+    assert apply_resource_annotations(requested, annotations) == ResourceRequest(
         memory_bytes=512 * MIB, cpu_count=3, disk_operations_per_second=100
     )
 
 
-def test_an_annotation_of_zero_asks_for_nothing_and_takes_no_limit_away() -> None:
-    limited = Asked(*range(1, 1 + len(fields(Asked))))
+def test_annotation_of_zero_keeps_the_limit() -> None:
+    limited = ResourceRequest(*range(1, 1 + len(fields(ResourceRequest))))
     for key in _ANNOTATIONS:
-        assert with_annotations(limited, {key: "0"}) == limited
-        assert with_annotations(Asked(), {key: " 00 "}) == Asked()
+        assert apply_resource_annotations(limited, {key: "0"}) == limited
+        assert apply_resource_annotations(ResourceRequest(), {key: " 00 "}) == ResourceRequest()
 
 
-def test_an_update_changes_what_it_names_and_removes_nothing() -> None:
-    before = Asked(cpu_count=2, memory_bytes=100)
-    assert before.updated(Asked(memory_bytes=200)) == Asked(cpu_count=2, memory_bytes=200)
-    assert before.updated(Asked(cpu_maximum=50)) == Asked(cpu_maximum=50, memory_bytes=100)
-    assert before.updated(Asked()) == before
+def test_update_changes_given_values_and_removes_none() -> None:
+    before = ResourceRequest(cpu_count=2, memory_bytes=100)
+    assert before.updated(ResourceRequest(memory_bytes=200)) == ResourceRequest(
+        cpu_count=2, memory_bytes=200
+    )
+    assert before.updated(ResourceRequest(cpu_maximum=50)) == ResourceRequest(
+        cpu_maximum=50, memory_bytes=100
+    )
+    assert before.updated(ResourceRequest()) == before
 
 
-def test_a_disk_keeps_its_size() -> None:
-    before = Asked(rootfs_bytes=5, memory_bytes=1)
-    assert before.updated(Asked(rootfs_bytes=5, memory_bytes=2)) == Asked(
+def test_disk_cannot_be_resized() -> None:
+    before = ResourceRequest(rootfs_bytes=5, memory_bytes=1)
+    assert before.updated(ResourceRequest(rootfs_bytes=5, memory_bytes=2)) == ResourceRequest(
         rootfs_bytes=5, memory_bytes=2
     )
-    for present in (before, Asked()):
-        with pytest.raises(InvalidInput, match="cannot be given 6 bytes"):
-            present.updated(Asked(rootfs_bytes=6, memory_bytes=2))
+    for present in (before, ResourceRequest()):
+        with pytest.raises(InvalidInput, match="cannot be resized to 6 bytes"):
+            present.updated(ResourceRequest(rootfs_bytes=6, memory_bytes=2))
 
 
 @given(
-    st.builds(Asked, **{f.name: st.integers(-2, 20_000) for f in fields(Asked)}),
+    st.builds(
+        ResourceRequest, **{f.name: st.integers(-2, 20_000) for f in fields(ResourceRequest)}
+    ),
     st.integers(1, 256),
 )
-def test_every_limit_that_comes_out_is_one_linux_takes(asked: Asked, cpus: int) -> None:
+def test_computed_limits_are_valid_on_linux(requested: ResourceRequest, cpus: int) -> None:
     try:
-        limits = enforce(asked, cpus)
+        limits = compute_limits(requested, cpus)
     except InvalidInput:
         return
     assert 1 <= limits.processors <= cpus
-    assert limits.pids == PIDS
+    assert limits.pids == DEFAULT_PIDS
     assert limits.cpu_quota_us is None or 1000 <= limits.cpu_quota_us <= cpus * 100_000
-    assert limits.cpu_shares is None or 2 <= limits.cpu_shares <= 262_144
+    assert limits.cpu_weight is None or 1 <= limits.cpu_weight <= 10_000

@@ -18,12 +18,12 @@ from tests.conformance.images import push_images
 from tests.conformance.inside import SPDY, WEBSOCKET
 from tests.conformance.program import critest, version
 from tests.conformance.results import SPECS, Spec, read_report, summary, table
-from tests.e2e.windows_programs import cache
-from tests.images.registries import docker_registry
-from winpod.compute.hypervisor.kit import build_kit
-from winpod.images.base import build_base
-from winpod.images.base_container import dying_with_us
-from winpod.windows.handlers import HYPERVISOR
+from tests.support.e2e.windows_programs import cache
+from tests.support.registries import docker_registry
+from winpod.compute.hypervisor.assets import build_assets
+from winpod.images.base.build_container import with_parent_death_signal
+from winpod.images.base.builder import build_base
+from winpod.windows.handlers import HYPERVISOR_HANDLER
 
 DOCUMENT = Path(__file__).parents[2] / "docs/conformance.md"
 BEGIN, END = "<!-- written by python -m tests.conformance --write -->\n", "<!-- end -->\n"
@@ -39,14 +39,16 @@ def main() -> int:
     began = time.monotonic()
     build_base(cache() / "root")
     if asked.hypervisor:
-        build_kit(cache() / "root")
+        build_assets(cache() / "root")
     work = Path(tempfile.mkdtemp(prefix="winpod-conformance-"))
     try:
         with docker_registry(work / "registry") as registry:
             digest = push_images(registry, work / "content")
         program = critest(digest)
         print(f"prepared in {time.monotonic() - began:.0f} s; the specs run now", flush=True)
-        reports = _run(work, program, asked.focus, HYPERVISOR.name if asked.hypervisor else "")
+        reports = _run(
+            work, program, asked.focus, HYPERVISOR_HANDLER.name if asked.hypervisor else ""
+        )
     finally:
         if asked.keep:
             print(f"kept: {work}")
@@ -64,7 +66,7 @@ def main() -> int:
 def _run(work: Path, program: Path, focus: str, handler: str) -> Mapping[str, Sequence[Spec]]:
     inside = [sys.executable, "-m", "tests.conformance.inside", str(work), str(program)]
     command = ["unshare", "--net", "--", *inside, focus, handler]
-    subprocess.run(dying_with_us(command), check=True)
+    subprocess.run(with_parent_death_signal(command), check=True)
     files = {name: work / "shared" / f"{name}.json" for name in (SPDY, WEBSOCKET)}
     return {name: read_report(file) for name, file in files.items() if file.exists()}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance.program import DIGEST_NAME
-from tests.e2e.windows_programs import c_program
+from tests.support.e2e.windows_programs import c_program
 
 PROGRAMS = Path(__file__).parent / "programs"
 STAGING = "gcr.io/k8s-staging-cri-tools"

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.images import write_mirrors
-from tests.e2e.microvms import link_kit
-from tests.e2e.windows_container import container
-from tests.e2e.windows_programs import cache
-from tests.images.registries import docker_registry
+from tests.support.e2e.microvms import link_kit
+from tests.support.e2e.windows_container import container
+from tests.support.e2e.windows_programs import cache
+from tests.support.registries import docker_registry
 from winpod.compute.hypervisor.accelerator import ALLOW
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import Base, build_base
-from winpod.images.base_container import ENVIRONMENT, container_spec
+from winpod.cri.rpc import CriClient
+from winpod.errors import Unavailable
+from winpod.images.base.build_container import ENVIRONMENT, build_container_spec
+from winpod.images.base.builder import Base, build_base
 from winpod.windows.builds import parse_build
-from winpod.windows.errors import Unavailable
 
 ENDPOINT = "127.0.0.1:10010"
 SPDY, WEBSOCKET = "SPDY", "WebSocket"
@@ -76,7 +76,7 @@ def _runtime(work: Path, base: Base) -> Iterator[None]:
 
 
 async def _until_it_answers(process: subprocess.Popen[bytes], work: Path) -> None:
-    client = Client(f"unix:{work}/winpod.sock")
+    client = CriClient(f"unix:{work}/winpod.sock")
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -92,7 +92,7 @@ async def _until_it_answers(process: subprocess.Popen[bytes], work: Path) -> Non
 
 async def _remove_what_is_left(work: Path) -> None:
     """A spec that failed leaves its pod behind."""
-    client = Client(f"unix:{work}/winpod.sock")
+    client = CriClient(f"unix:{work}/winpod.sock")
     listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     for item in listed.items:
         request = api.RemovePodSandboxRequest(pod_sandbox_id=item.id)
@@ -136,7 +136,7 @@ def _spec(base: Base, folder: Path, shared: Path) -> dict[str, Any]:
     """Contained as every Wine is, but in the network that the runtime is in."""
     command = ["wine64", "cmd", "/c", "C:\\run.cmd"]
     name = f"winpod-{folder.name}"
-    spec = container_spec(base.rootfs, folder / "prefix", command, name, ENVIRONMENT)
+    spec = build_container_spec(base.rootfs, folder / "prefix", command, name, ENVIRONMENT)
     linux = spec["linux"]
     linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "network"]
     linux["resources"]["pids"]["limit"] = _PROCESSES

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.e2e.windows_programs import once
+from tests.support.e2e.windows_programs import once
 
 MODULE = Path(__file__).parent / "critest"
 PACKAGE = "sigs.k8s.io/cri-tools"

@@ -1,3 +1,3 @@
-from tests.images.registries import basic_registry, home, registry
+from tests.support.registries import basic_registry, home, registry
 
 __all__ = ["basic_registry", "home", "registry"]

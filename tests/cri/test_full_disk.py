@@ -1,4 +1,4 @@
-"""A program that was started is watched and can be ended, whatever the disk takes of it."""
+"""Started containers are watched and can be stopped on a full disk."""
 
 import os
 import subprocess
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cri.test_images import push
-from tests.cri.test_life import Node, create, run_sandbox, start, status
+from tests.cri.services.test_images import push
+from tests.cri.test_container_lifecycle import Node, create, run_sandbox, start, status
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.state import Phase, State
+from winpod.cri.state import Phase, RuntimeState
 
 
 class FillingBackend(SimulatedBackend):
-    """A simulation whose programs leave no byte of a disk as soon as they start."""
+    """Simulated backend whose containers fill the disk when they start."""
 
     def __init__(self, ballast: Path) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         yield small
 
 
-async def test_a_program_whose_start_filled_the_disk_runs_and_can_be_stopped(
+async def test_container_that_fills_the_disk_on_start_can_be_stopped(
     small: Path, home: Path, registry: str
 ) -> None:
     name = await push(home, f"{registry}/app:1", "2022")
@@ -82,7 +82,7 @@ def remove(ballast: Path) -> None:
 
 
 def phase_of(root: Path, container: str) -> Phase:
-    state = State(root / "state.db")
+    state = RuntimeState(root / "state.db")
     try:
         return state.containers[container].phase
     finally:

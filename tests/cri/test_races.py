@@ -1,4 +1,4 @@
-"""Calls that meet on the same thing, and clients that go away: with compute that can be held."""
+"""Concurrent calls for the same object, and cancelled calls, with a backend that can block."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,18 +9,18 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cri.test_life import Node, create, image, run_sandbox, start, status
-from winpod.compute.backend import ContainerParts, Exit
-from winpod.compute.resources import Enforced
+from tests.cri.test_container_lifecycle import Node, create, image, run_sandbox, start, status
+from winpod.compute.backend import ContainerConfig, ExitStatus
+from winpod.compute.resources import ResourceLimits
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.rpc import CriClient, RemoteError
 
 __all__ = ["image"]
 
 
 class HeldBackend(SimulatedBackend):
-    """A stand-in whose work is begun, and ends when the test lets it."""
+    """Simulated backend whose operations block until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,16 +41,16 @@ class HeldBackend(SimulatedBackend):
         self.begun.set()
         await self.free.wait()
 
-    async def make(self, asked: ContainerParts) -> None:
+    async def create_container(self, config: ContainerConfig) -> None:
         await self._pass()
-        await super().make(asked)
+        await super().create_container(config)
 
     async def start(self, container: str) -> None:
         self.starts += 1
         await self._pass()
         await super().start(container)
 
-    async def update(self, container: str, limits: Enforced) -> None:
+    async def update(self, container: str, limits: ResourceLimits) -> None:
         await asyncio.sleep(0.02)
         await super().update(container, limits)
 
@@ -58,7 +58,7 @@ class HeldBackend(SimulatedBackend):
         await self._pass()
         await super().remove_sandbox(sandbox)
 
-    async def wait(self, container: str) -> Exit:
+    async def wait(self, container: str) -> ExitStatus:
         end = await super().wait(container)
         if self.blind:
             raise ValueError("it left no number")
@@ -71,7 +71,7 @@ async def backend() -> HeldBackend:
 
 
 @pytest.fixture
-async def client(tmp_path: Path, backend: HeldBackend) -> AsyncIterator[Client]:
+async def client(tmp_path: Path, backend: HeldBackend) -> AsyncIterator[CriClient]:
     node = Node(tmp_path)
     node.backend = backend
     async with node.running() as client:
@@ -82,14 +82,14 @@ def soon(call: Any) -> "asyncio.Task[Any]":
     return asyncio.create_task(call)
 
 
-async def everything(client: Client) -> tuple[int, int]:
+async def everything(client: CriClient) -> tuple[int, int]:
     sandboxes = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     containers = await client.call("ListContainers", api.ListContainersRequest())
     return len(sandboxes.items), len(containers.containers)
 
 
-async def name_is_free(client: Client, sandbox: str, image: str) -> bool:
-    """Whether a container could be made; then it was."""
+async def name_is_free(client: CriClient, sandbox: str, image: str) -> bool:
+    """Try to create a container; return whether it succeeded."""
     try:
         await create(client, sandbox, image)
     except RemoteError as error:
@@ -99,12 +99,12 @@ async def name_is_free(client: Client, sandbox: str, image: str) -> bool:
     return True
 
 
-async def remove(client: Client, sandbox: str) -> None:
+async def remove(client: CriClient, sandbox: str) -> None:
     await client.call("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
 
 
-async def test_of_two_starts_at_once_one_starts_it(
-    client: Client, image: str, backend: HeldBackend
+async def test_concurrent_starts_start_once(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     container = await create(client, await run_sandbox(client), image)
     outcomes = await asyncio.gather(
@@ -116,8 +116,8 @@ async def test_of_two_starts_at_once_one_starts_it(
     assert (await status(client, container)).state == api.CONTAINER_RUNNING
 
 
-async def test_a_pod_that_is_removed_takes_along_what_is_being_made(
-    client: Client, image: str, backend: HeldBackend
+async def test_pod_removal_removes_containers_being_created(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     sandbox = await run_sandbox(client)
     async with backend.held():
@@ -130,8 +130,8 @@ async def test_a_pod_that_is_removed_takes_along_what_is_being_made(
     assert backend.describe()["containers"] == 0
 
 
-async def test_a_pod_that_is_ending_gets_nothing_new(
-    client: Client, image: str, backend: HeldBackend
+async def test_stopping_pod_rejects_new_containers(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     sandbox = await run_sandbox(client)
     container = await create(client, sandbox, image)
@@ -149,8 +149,8 @@ async def test_a_pod_that_is_ending_gets_nothing_new(
     assert await everything(client) == (0, 0)
 
 
-async def test_a_container_that_is_stopped_while_it_starts_is_stopped(
-    client: Client, image: str, backend: HeldBackend
+async def test_stop_during_start_stops_the_container(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     container = await create(client, await run_sandbox(client), image)
     async with backend.held():
@@ -163,8 +163,8 @@ async def test_a_container_that_is_stopped_while_it_starts_is_stopped(
     assert (await status(client, container)).state == api.CONTAINER_EXITED
 
 
-async def test_a_client_that_goes_away_while_it_creates_leaves_nothing(
-    client: Client, image: str, backend: HeldBackend
+async def test_cancelled_create_leaves_nothing(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     sandbox = await run_sandbox(client)
     async with backend.held():
@@ -172,7 +172,9 @@ async def test_a_client_that_goes_away_while_it_creates_leaves_nothing(
         await backend.begun.wait()
         creating.cancel()
         await asyncio.wait((creating,))
-        await everything(client)  # asked after the client went away, answered after that is known
+        await everything(
+            client
+        )  # sent after the disconnect, so it is answered after that was handled
     async with asyncio.timeout(120):
         while not await name_is_free(client, sandbox, image):  # noqa: ASYNC110 - the wait is the purpose
             await asyncio.sleep(0.01)
@@ -180,8 +182,8 @@ async def test_a_client_that_goes_away_while_it_creates_leaves_nothing(
     assert backend.describe()["containers"] == 1
 
 
-async def test_a_start_goes_on_without_its_client(
-    client: Client, image: str, backend: HeldBackend
+async def test_cancelled_start_completes(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     container = await create(client, await run_sandbox(client), image)
     async with backend.held():
@@ -193,8 +195,8 @@ async def test_a_start_goes_on_without_its_client(
     assert (await status(client, container)).state == api.CONTAINER_EXITED
 
 
-async def test_an_end_that_cannot_be_read_is_an_end(
-    client: Client, image: str, backend: HeldBackend
+async def test_unreadable_exit_status_is_an_exit(
+    client: CriClient, image: str, backend: HeldBackend
 ) -> None:
     container = await create(client, await run_sandbox(client), image)
     await start(client, container)
@@ -205,7 +207,7 @@ async def test_an_end_that_cannot_be_read_is_an_end(
     assert "it left no number" in ended.message
 
 
-async def test_changes_of_resources_at_once_are_all_made(client: Client, image: str) -> None:
+async def test_concurrent_resource_updates_are_all_applied(client: CriClient, image: str) -> None:
     container = await create(client, await run_sandbox(client), image)
     changes = (
         api.WindowsContainerResources(memory_limit_in_bytes=1 << 28),

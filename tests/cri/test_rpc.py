@@ -1,4 +1,4 @@
-"""Both ends of the CRI over a real socket."""
+"""CRI server and client over a Unix socket."""
 
 import asyncio
 import subprocess
@@ -13,13 +13,13 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import (
     IMAGE,
     RUNTIME,
-    Client,
+    CriClient,
     RemoteError,
     add_service,
     function_name,
     new_server,
 )
-from winpod.windows.errors import NotFound, Unavailable
+from winpod.errors import NotFound, Unavailable
 
 
 class Runtime:
@@ -44,19 +44,19 @@ class Runtime:
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
+async def client(tmp_path: Path) -> AsyncIterator[CriClient]:
     server = new_server()
     add_service(server, RUNTIME, Runtime())
     target = f"unix:{tmp_path}/cri.sock"
     server.add_insecure_port(target)
     await server.start()
-    client = Client(target)
+    client = CriClient(target)
     yield client
     await client.close()
     await server.stop(grace=None)
 
 
-async def test_a_call_reaches_the_function_of_its_name(client: Client) -> None:
+async def test_call_reaches_the_function_of_its_name(client: CriClient) -> None:
     answer = await client.call("Version", api.VersionRequest(version="0.1.0"))
     assert (answer.version, answer.runtime_name) == ("0.1.0", "test")
 
@@ -71,12 +71,12 @@ async def test_a_call_reaches_the_function_of_its_name(client: Client) -> None:
             'there is no container "x".',
         ),
         ("CheckpointContainer", api.CheckpointContainerRequest(), "UNIMPLEMENTED", "Checkpoint"),
-        ("ExecSync", api.ExecSyncRequest(), "DEADLINE_EXCEEDED", "ExecSync took too long."),
+        ("ExecSync", api.ExecSyncRequest(), "DEADLINE_EXCEEDED", "ExecSync timed out."),
         ("StopContainer", api.StopContainerRequest(container_id="boom"), "INTERNAL", "boom"),
     ],
 )
-async def test_an_error_is_a_status_and_a_sentence(
-    client: Client, name: str, request_: object, status: str, sentence: str
+async def test_errors_are_mapped_to_status_and_message(
+    client: CriClient, name: str, request_: object, status: str, sentence: str
 ) -> None:
     with pytest.raises(RemoteError) as caught:
         await client.call(name, request_)  # type: ignore[arg-type]
@@ -85,26 +85,26 @@ async def test_an_error_is_a_status_and_a_sentence(
     assert "Traceback" not in str(caught.value)
 
 
-async def test_a_stream_gives_what_it_has_and_then_its_error(client: Client) -> None:
+async def test_stream_yields_messages_before_its_error(client: CriClient) -> None:
     events = client.stream("GetContainerEvents", api.GetEventsRequest())
     assert [(await anext(events)).container_id for _ in range(2)] == ["a", "b"]
     with pytest.raises(RemoteError, match="no more"):
         await anext(events)
 
 
-async def test_messages_may_be_large(client: Client) -> None:
+async def test_large_messages_are_accepted(client: CriClient) -> None:
     text = "x" * (15 * 1024 * 1024)
     assert (await client.call("Version", api.VersionRequest(version=text))).version == text
 
 
-async def test_no_runtime_is_told_with_what_to_do(tmp_path: Path) -> None:
-    client = Client(f"unix:{tmp_path}/nobody.sock")
+async def test_unreachable_runtime_is_reported_with_a_hint(tmp_path: Path) -> None:
+    client = CriClient(f"unix:{tmp_path}/nobody.sock")
     with pytest.raises(Unavailable, match=r"does not answer\. Start it: winpod runtime\."):
         await client.call("Version", api.VersionRequest())
     await client.close()
 
 
-def test_every_method_has_a_name_of_its_own() -> None:
+def test_method_names_are_unique() -> None:
     names = [function_name(m.name) for s in (RUNTIME, IMAGE) for m in s.methods]
     assert len(names) == len(set(names)) == 43
     assert "run_pod_sandbox" in names
@@ -130,15 +130,15 @@ asyncio.run(serve())
 """
 
 
-async def test_a_runtime_that_dies_in_a_call_is_told_as_that(tmp_path: Path) -> None:
+async def test_runtime_that_dies_during_a_call_is_reported(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/cri.sock"
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DIES, target), stdout=subprocess.PIPE
     )
     assert server.stdout
     assert await server.stdout.readline() == b"up\n"
-    client = Client(target)
-    with pytest.raises(RemoteError, match=r"cri\.sock ended before it answered\."):
+    client = CriClient(target)
+    with pytest.raises(RemoteError, match=r"cri\.sock exited before it responded\."):
         await client.call("Version", api.VersionRequest())
     await client.close()
     await server.wait()

@@ -1,4 +1,4 @@
-"""The whole server: every call there is, from the first moment, over every kind of address."""
+"""The CRI server: all calls, start-up, and listen addresses."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.cri.test_life import (
+from tests.cri.test_container_lifecycle import (
     LoopbackNetworks,
     Node,
     client,
@@ -25,15 +25,15 @@ from tests.cri.test_life import (
 )
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import IMAGE, MESSAGE_LIMIT, RUNTIME, Client, RemoteError
-from winpod.cri.server import CannotListen, Parts, Server, reached_by_others
-from winpod.cri.state import State
-from winpod.images.pull import Puller
-from winpod.images.store import Store
+from winpod.cri.rpc import IMAGE, MESSAGE_LIMIT, RUNTIME, CriClient, RemoteError
+from winpod.cri.server import CriServer, ListenFailed, ServerComponents, is_remote_address
+from winpod.cri.state import RuntimeState
+from winpod.errors import WinpodError
+from winpod.field_reader import Field
+from winpod.images.pull.puller import Puller
+from winpod.images.store.store import Store
 from winpod.windows.builds import parse_build
-from winpod.windows.errors import WinpodError
-from winpod.windows.handlers import KNOWN, Handlers
-from winpod.windows.reading import At
+from winpod.windows.handlers import BUILTIN_HANDLERS, Handlers
 
 __all__ = ["client", "image", "node"]
 
@@ -42,22 +42,22 @@ ENDLESS = {"GetContainerEvents"}
 
 
 @asynccontextmanager
-async def made(root: Path, handlers: Handlers = KNOWN) -> AsyncIterator[Server]:
+async def made(root: Path, handlers: Handlers = BUILTIN_HANDLERS) -> AsyncIterator[CriServer]:
     host = parse_build("2022")
-    state = State(root / "state.db")
+    state = RuntimeState(root / "state.db")
     backend, networks = SimulatedBackend(), LoopbackNetworks()
     with Store(root / "images", host=host, handlers=handlers) as store:
         async with Puller(store) as puller:
-            server = Server(Parts(state, store, puller, backend, networks, host, handlers))
+            server = CriServer(
+                ServerComponents(state, store, puller, backend, networks, host, handlers)
+            )
             yield server
             await server.stop()
             state.close()
 
 
 @pytest.mark.parametrize("method", [*RUNTIME.methods, *IMAGE.methods], ids=lambda m: str(m.name))
-async def test_every_call_is_answered_and_only_checkpoints_are_not_implemented(
-    client: Client, method: Any
-) -> None:
+async def test_only_checkpoint_calls_are_unimplemented(client: CriClient, method: Any) -> None:
     if method.name in ENDLESS:
         return
     request = GetMessageClass(method.input_type)()
@@ -75,22 +75,22 @@ async def test_every_call_is_answered_and_only_checkpoints_are_not_implemented(
 
 
 class SlowNetworks(LoopbackNetworks):
-    """What is left of them is looked for until somebody lets them go on."""
+    """Network whose recovery blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reached, self.going_on = asyncio.Event(), asyncio.Event()
 
-    async def sweep(self, known: Collection[str]) -> list[str]:
+    async def remove_unknown(self, known: Collection[str]) -> list[str]:
         self.reached.set()
         await self.going_on.wait()
-        return await super().sweep(known)
+        return await super().remove_unknown(known)
 
 
-async def test_calls_before_everything_is_found_again_are_told_so(tmp_path: Path) -> None:
+async def test_calls_before_recovery_are_unavailable(tmp_path: Path) -> None:
     networks = SlowNetworks()
     opening = asyncio.create_task(_enter(Node(tmp_path, networks=networks)))
-    early = Client(f"unix:{tmp_path}/cri.sock")
+    early = CriClient(f"unix:{tmp_path}/cri.sock")
     await networks.reached.wait()
     for name in ("Version", "ImageFsInfo", "ListPodSandbox"):
         with pytest.raises(RemoteError, match="server is not initialized yet") as caught:
@@ -111,36 +111,36 @@ async def _enter(node: Node) -> Callable[[], Any]:
     return lambda: context.__aexit__(None, None, None)
 
 
-async def test_it_listens_on_tcp_too(tmp_path: Path) -> None:
+async def test_server_listens_on_tcp(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with made(tmp_path) as server:
         await server.start(f"unix:{tmp_path}/cri.sock", f"127.0.0.1:{port}")
         for target in (f"unix:{tmp_path}/cri.sock", f"127.0.0.1:{port}"):
-            client = Client(target)
+            client = CriClient(target)
             assert (await client.call("Version", api.VersionRequest())).runtime_name == "winpod"
             await client.close()
     assert (tmp_path / "cri.sock").exists() is False
 
 
-async def test_its_socket_is_its_own_users(tmp_path: Path) -> None:
+async def test_socket_is_accessible_by_its_owner_only(tmp_path: Path) -> None:
     async with made(tmp_path) as server:
         await server.start(f"unix:{tmp_path}/deep/cri.sock")
         assert (tmp_path / "deep/cri.sock").stat().st_mode & 0o777 == 0o600
 
 
-async def test_an_address_that_cannot_be_is_named(tmp_path: Path) -> None:
+async def test_invalid_listen_address_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for address in (f"127.0.0.1:{port}", "nowhere", f"unix:{tmp_path}/file/cri.sock"):
             async with made(tmp_path) as server:
-                with pytest.raises(CannotListen, match="cannot listen at") as caught:
+                with pytest.raises(ListenFailed, match="cannot listen on") as caught:
                     await server.start(address)
                 assert address in str(caught.value)
 
 
-async def test_a_message_that_is_too_large_is_said_to_be(client: Client) -> None:
+async def test_too_large_message_is_reported(client: CriClient) -> None:
     request = api.RunPodSandboxRequest()
     request.config.annotations["large"] = "x" * MESSAGE_LIMIT
     with pytest.raises(RemoteError, match="RunPodSandbox is larger than the limit of 16 MiB") as e:
@@ -153,11 +153,11 @@ async def test_a_message_that_is_too_large_is_said_to_be(client: Client) -> None
     assert e.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_status_tells_people_what_it_is(tmp_path: Path) -> None:
+async def test_verbose_status_describes_the_runtime(tmp_path: Path) -> None:
     table = {"fast": {"isolation": "process"}, "old": {"isolation": "hypervisor"}}
-    async with made(tmp_path, KNOWN.configured(At(table))) as server:
+    async with made(tmp_path, BUILTIN_HANDLERS.with_configuration(Field(table))) as server:
         await server.start(f"unix:{tmp_path}/cri.sock")
-        client = Client(f"unix:{tmp_path}/cri.sock")
+        client = CriClient(f"unix:{tmp_path}/cri.sock")
         answer = await client.call("Status", api.StatusRequest(verbose=True))
         brief = await client.call("Status", api.StatusRequest())
         await client.close()
@@ -183,9 +183,7 @@ CREDENTIAL_SPEC = json.dumps(
 )
 
 
-async def test_verbose_status_has_the_plan_and_says_that_nobody_logs_on(
-    client: Client, image: str
-) -> None:
+async def test_verbose_container_status_has_the_spec(client: CriClient, image: str) -> None:
     sandbox = await run_sandbox(client)
     security = api.WindowsContainerSecurityContext(credential_spec=CREDENTIAL_SPEC)
     windows = api.WindowsContainerConfig(security_context=security)
@@ -202,7 +200,7 @@ async def test_verbose_status_has_the_plan_and_says_that_nobody_logs_on(
     assert plan["command_line"] == 'cmd /c "echo hello"'
     assert (plan["asked"]["cpu_count"], plan["limits"]["processors"]) == (1, 1)
     assert plan["credential_spec"] == json.loads(CREDENTIAL_SPEC)
-    assert "there is no domain logon" in plan["credential_spec_note"]
+    assert "Wine does not support domain logon" in plan["credential_spec_note"]
     of_sandbox = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox, verbose=True)
     answer = await client.call("PodSandboxStatus", of_sandbox)
     details = json.loads(answer.info["info"])
@@ -212,7 +210,7 @@ async def test_verbose_status_has_the_plan_and_says_that_nobody_logs_on(
     assert not (await status(client, container)).message
 
 
-async def test_a_network_that_fails_stops_nobody_from_asking(client: Client, node: Node) -> None:
+async def test_status_is_answered_if_the_network_fails(client: CriClient, node: Node) -> None:
     node.networks.failure = WinpodError("the bridge is broken.")
     answer = await client.call("Status", api.StatusRequest(verbose=True))
     assert answer.status.conditions[1].message == "the bridge is broken."
@@ -231,5 +229,5 @@ async def test_a_network_that_fails_stops_nobody_from_asking(client: Client, nod
         ("node.example:5000", True),
     ],
 )
-def test_addresses_that_others_reach_are_known(address: str, others: bool) -> None:
-    assert reached_by_others(address) == others
+def test_remote_addresses_are_detected(address: str, others: bool) -> None:
+    assert is_remote_address(address) == others

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.go_build import Say
-from tests.e2e.windows_cluster import WindowsCluster, windows_cluster
-from tests.e2e.windows_programs import cache
+from tests.support.e2e.go_build import Say
+from tests.support.e2e.windows_cluster import WindowsCluster, windows_cluster
+from tests.support.e2e.windows_programs import cache
 
-from winpod.images.base import Base, build_base
+from winpod.images.base.builder import Base, build_base
 
 
 @pytest.fixture(scope="session")

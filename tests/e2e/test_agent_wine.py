@@ -12,25 +12,25 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.compute.shells import change_registry
-from tests.compute.supervision import Conmon, until
-from tests.e2e import windows_programs
-from tests.e2e.windows_container import unpack_content
-from tests.e2e.windows_shell import Shell, windows_shell
+from tests.support.conmon_supervision import Conmon, until
+from tests.support.e2e import windows_programs
+from tests.support.e2e.windows_container import unpack_content
+from tests.support.e2e.windows_silo import Shell, windows_shell
+from tests.support.silos import change_registry
 
-from winpod.compute.agent import (
-    Finished,
+from winpod.compute.agent.client import (
     Program,
+    ProgramResult,
     RegistryChange,
-    Running,
+    RunningProgram,
     Signal,
-    Size,
     Stream,
+    TerminalSize,
     pipe_request,
 )
-from winpod.compute.errors import AgentGone, WindowsError
-from winpod.compute.logs import reopen_log
-from winpod.images.base import Base
+from winpod.compute.errors import AgentUnavailable, WindowsError
+from winpod.compute.wine.backend import reopen_log
+from winpod.images.base.builder import Base
 
 MIB = 1 << 20
 PATIENCE = 300.0
@@ -83,14 +83,16 @@ async def ended(shell: Shell, *names: str, seconds: float = PATIENCE) -> bool:
     return True
 
 
-async def run(shell: Shell, line: str, *, stdin: bytes | None = None, **more: object) -> Finished:
+async def run(
+    shell: Shell, line: str, *, stdin: bytes | None = None, **more: object
+) -> ProgramResult:
     program = Program(line, stdin=stdin is not None, **more)  # type: ignore[arg-type]
     return await asyncio.wait_for(shell.agent.run(program, stdin=stdin), PATIENCE)
 
 
-async def start(shell: Shell, line: str, *, whole: bool = True) -> tuple[Running, "Heard"]:
+async def start(shell: Shell, line: str, *, whole: bool = True) -> tuple[RunningProgram, "Heard"]:
     """A program that has said its first word."""
-    running = await shell.agent.start(Program(line, whole=whole))
+    running = await shell.agent.start(Program(line, kill_descendants=whole))
     heard = Heard(running)
     await heard.until(b"\n")
     return running, heard
@@ -99,7 +101,7 @@ async def start(shell: Shell, line: str, *, whole: bool = True) -> tuple[Running
 class Heard:
     """What a program writes, while it is being told things."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningProgram) -> None:
         self.data = b""
         self._output = running.output()
 
@@ -117,7 +119,7 @@ class Heard:
 
 async def test_output_errors_and_exit_code_come_apart_and_whole(shell: Shell) -> None:
     finished = await run(shell, "cmd /c echo out& echo err 1>&2& exit 1060")
-    assert finished == Finished(1060, b"out\r\n", b"err \r\n")
+    assert finished == ProgramResult(1060, b"out\r\n", b"err \r\n")
 
 
 async def test_a_crash_has_windows_exit_code(shell: Shell) -> None:
@@ -127,7 +129,7 @@ async def test_a_crash_has_windows_exit_code(shell: Shell) -> None:
 async def test_node_prints_to_pipes_and_knows_its_build(shell: Shell) -> None:
     script = "console.error('e'); console.log(os.release()); process.exitCode = 3"
     finished = await run(shell, f'C:\\APP\\NODE.EXE -e "{script}"')
-    assert finished == Finished(3, b"10.0.20348\n", b"e\n")
+    assert finished == ProgramResult(3, b"10.0.20348\n", b"e\n")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ async def test_what_cannot_start_is_told_in_windows_words(
 ) -> None:
     with pytest.raises(WindowsError) as raised:
         await shell.agent.start(Program(line, directory))
-    assert (raised.value.number, raised.value.sentence) == (number, sentence)
+    assert (raised.value.number, raised.value.message) == (number, sentence)
 
 
 async def test_input_arrives_and_ends(shell: Shell) -> None:
@@ -212,7 +214,9 @@ async def test_without_input_a_program_reads_its_end(shell: Shell) -> None:
 async def test_a_stop_is_heard_and_may_be_answered(
     shell: Shell, line: str, code: int, words: list[str]
 ) -> None:
-    program = Program(line, environment={"PATH": "C:\\app;C:\\windows\\system32"}, whole=True)
+    program = Program(
+        line, environment={"PATH": "C:\\app;C:\\windows\\system32"}, kill_descendants=True
+    )
     async with await shell.agent.start(program) as running:
         heard = Heard(running)
         await heard.until(b"waiting")
@@ -284,7 +288,7 @@ async def test_a_kill_ends_the_whole_tree(shell: Shell) -> None:
 
 async def test_what_a_container_started_ends_with_it_and_an_exec_leaves_it(shell: Shell) -> None:
     line = "cmd /c start /b C:\\app\\launched.exe sleep"
-    async with await shell.agent.start(Program(line, whole=True)) as running:
+    async with await shell.agent.start(Program(line, kill_descendants=True)) as running:
         assert await asyncio.wait_for(running.wait(), PATIENCE) == 0
         assert await ended(shell, "launched.exe")
     async with await shell.agent.start(Program(line)) as running:
@@ -304,21 +308,21 @@ async def test_a_client_that_vanishes_takes_its_programs_along(shell: Shell) -> 
 
 
 async def test_a_terminal_is_a_console_that_can_be_resized(shell: Shell) -> None:
-    program = Program("C:\\app\\launched.exe size", terminal=Size(90, 30), stdin=True)
+    program = Program("C:\\app\\launched.exe size", terminal=TerminalSize(90, 30), stdin=True)
     async with await shell.agent.start(program) as running:
         heard = Heard(running)
         await heard.until(b"console 1 1")
         await heard.until(b"size 90 30")
-        await running.resize(Size(70, 20))
+        await running.resize(TerminalSize(70, 20))
         await heard.until(b"size 70 20")
-        await running.resize(Size(132, 43))
+        await running.resize(TerminalSize(132, 43))
         await heard.until(b"size 132 43")
         await heard.rest()
         assert await running.wait() == 42
 
 
 async def test_a_terminal_takes_what_is_typed(shell: Shell) -> None:
-    program = Program("cmd", terminal=Size(80, 25), stdin=True, whole=True)
+    program = Program("cmd", terminal=TerminalSize(80, 25), stdin=True, kill_descendants=True)
     async with await shell.agent.start(program) as running:
         heard = Heard(running)
         await heard.until(b"C:\\>")
@@ -330,7 +334,7 @@ async def test_a_terminal_takes_what_is_typed(shell: Shell) -> None:
 
 
 async def test_ctrl_c_is_typed_into_a_terminal(shell: Shell) -> None:
-    program = Program("C:\\app\\signals.exe", terminal=Size(80, 25), stdin=True)
+    program = Program("C:\\app\\signals.exe", terminal=TerminalSize(80, 25), stdin=True)
     async with await shell.agent.start(program) as running:
         heard = Heard(running)
         await heard.until(b"waiting")
@@ -483,7 +487,7 @@ async def test_a_second_program_starts_faster_than_a_shell(
 
 async def test_conmon_supervises_a_windows_program(shell: Shell) -> None:
     conmon = Conmon(shell.folder)
-    conmon.start(Program("C:\\app\\signals.exe", whole=True))
+    conmon.start(Program("C:\\app\\signals.exe", kill_descendants=True))
     until(lambda: conmon.log.exists() and "waiting" in conmon.log.read_text())
     conmon.log.rename(conmon.log.with_suffix(".old"))
     await reopen_log(str(conmon.log), int(str(conmon.answer["data"])))
@@ -495,7 +499,7 @@ async def test_conmon_supervises_a_windows_program(shell: Shell) -> None:
 
 async def test_conmon_tells_why_windows_started_nothing(shell: Shell) -> None:
     conmon = Conmon(shell.folder, "none")
-    conmon.start(Program("nothing.exe", whole=True))
+    conmon.start(Program("nothing.exe", kill_descendants=True))
     sentence = "The system cannot find the file specified.\n"
     assert conmon.answer == {"data": -1, "message": sentence}
 
@@ -503,7 +507,7 @@ async def test_conmon_tells_why_windows_started_nothing(shell: Shell) -> None:
 async def test_a_killed_proxy_takes_the_program_along(shell: Shell) -> None:
     conmon = Conmon(shell.folder, "killed")
     (shell.folder / "exit32").unlink(missing_ok=True)
-    conmon.start(Program("C:\\app\\launched.exe sleep", whole=True))
+    conmon.start(Program("C:\\app\\launched.exe sleep", kill_descendants=True))
     os.kill(int(str(conmon.answer["data"])), signal.SIGKILL)
     until(conmon.exit_file.exists)
     assert conmon.exit_file.read_text() == "137"
@@ -514,10 +518,10 @@ async def test_a_shell_that_dies_is_told(base: Base, layer: Path, tmp_path: Path
     with windows_shell(base, layer, tmp_path / "dying") as dying:
         conmon = Conmon(dying.folder)
         await asyncio.wait_for(dying.agent.ping(), PATIENCE)
-        conmon.start(Program("C:\\app\\launched.exe sleep", whole=True))
+        conmon.start(Program("C:\\app\\launched.exe sleep", kill_descendants=True))
         running = await dying.agent.start(Program("C:\\app\\launched.exe sleep"))
         dying.runc("kill", dying.name, "KILL")
-        with pytest.raises(AgentGone):
+        with pytest.raises(AgentUnavailable):
             await asyncio.wait_for(running.wait(), PATIENCE)
         until(conmon.exit_file.exists)
         assert conmon.exit_file.read_text() == "137"

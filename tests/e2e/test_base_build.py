@@ -19,14 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.windows_programs import cache
+from tests.support.e2e.windows_programs import cache
 
-from winpod.images import base as bases
-from winpod.images.base import STEPS, Base, build_base, list_bases, remove_base
-from winpod.images.base_errors import BaseInUse, MirrorUnavailable
-from winpod.images.base_packages import choose_mirrors, unpack_packages
-from winpod.images.base_recipe import LIBRARIES, PACKAGES
-from winpod.images.errors import NoSpace
+from winpod.images.base import builder as bases
+from winpod.images.base.builder import STEPS, Base, build_base, list_bases, remove_base
+from winpod.images.base.recipe import LIBRARIES, PACKAGES
+from winpod.images.base.rootfs_builder import choose_mirrors, unpack_packages
+from winpod.images.errors import BaseInUse, DiskFull, MirrorUnavailable
 
 STAND_IN = """\
 #!/bin/sh -e
@@ -38,7 +37,7 @@ cp -al {tree} "$2" 2>/dev/null || exec cp -a {tree} "$2"
 BUILD = """\
 import os, signal, sys, threading
 from pathlib import Path
-from winpod.images.base import build_base
+from winpod.images.base.builder import build_base
 
 dying = []
 
@@ -241,7 +240,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_too_small_is_seen_before(small_disk: Path) -> None:
-    with pytest.raises(NoSpace, match=r"has only 0\.3 GB left"):
+    with pytest.raises(DiskFull, match=r"has only 0\.3 GB free"):
         build_base(small_disk)
     assert list(small_disk.iterdir()) == []
 
@@ -250,8 +249,8 @@ def test_a_disk_that_is_too_small_is_seen_before(small_disk: Path) -> None:
 def test_a_disk_that_becomes_full_is_a_sentence(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bases, "ROOM", 0)
-    with pytest.raises(NoSpace, match="became full"):
+    monkeypatch.setattr(bases, "REQUIRED_SPACE", 0)
+    with pytest.raises(DiskFull, match="became full"):
         build_base(small_disk)
     assert entries(small_disk) == []
 

@@ -8,10 +8,10 @@ import termios
 from functools import partial
 
 import pytest
-from tests.e2e.command_line import Winpod, image, winpod
 from tests.e2e.test_run import read_until
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import c_program
+from tests.support.e2e.command_line import Winpod, image, winpod
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import c_program
 
 __all__ = ["image", "winpod"]
 

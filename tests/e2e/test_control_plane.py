@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
 from tests.e2e.controlplane.build import kubernetes_version
 from tests.e2e.controlplane.processes import ServerProcess, StartFailed
-from tests.e2e.objects import (
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
     HYPERVISOR,
@@ -23,7 +23,7 @@ from tests.e2e.objects import (
     windows_labels,
     windows_node,
 )
-from tests.e2e.waiting import eventually
+from tests.support.e2e.waiting import eventually
 
 
 def test_server_and_kubectl_are_the_pinned_version(control_plane: ControlPlane) -> None:

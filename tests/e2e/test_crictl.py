@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e import windows_programs
 from tests.e2e.crictl import Crictl
-from tests.e2e.windows_container import link_base
-from tests.images.registries import docker_registry
+from tests.support.e2e import windows_programs
+from tests.support.e2e.windows_container import link_base
+from tests.support.registries import docker_registry
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import Base
-from winpod.network.namespaces import Namespaces
+from winpod.cri.rpc import CriClient
+from winpod.images.base.builder import Base
+from winpod.network.netns import NetworkNamespaces
 
 PATIENCE = 300.0
 HYPERVISOR_2019 = "runhcs-wcow-hypervisor-17763"
@@ -110,7 +110,7 @@ def machine(
     content.mkdir()
     shutil.copy(windows_programs.go_program(name="talker"), content / "talker.exe")
     environment = {**os.environ, "HOME": str(folder), "WINPOD_ROOT": str(root)}
-    namespaces = Namespaces(folder / "machine")
+    namespaces = NetworkNamespaces(folder / "machine")
     inside = ["nsenter", f"--net={namespaces.create('net')}", "--"]
     crictl = Crictl(socket, inside, environment, say)
     winpod = [*inside, sys.executable, "-m", "winpod"]
@@ -297,7 +297,7 @@ async def test_logs_are_followed_to_the_end(machine: Machine) -> None:
 async def test_one_name_for_two_handlers_is_two_images(machine: Machine) -> None:
     """crictl has no flag for handlers; it shows them, and removes both."""
     await machine.crictl("pull", machine.image)
-    client = Client(f"unix:{machine.folder}/cri.sock")
+    client = CriClient(f"unix:{machine.folder}/cri.sock")
     spec = api.ImageSpec(image=machine.image, runtime_handler=HYPERVISOR_2019)
     await client.call("PullImage", api.PullImageRequest(image=spec))
     await client.close()

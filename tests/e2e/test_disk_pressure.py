@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import KubectlFailed
-from tests.e2e.node_process import condition, events_of, is_ready, node
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_cluster import (
+from tests.support.e2e.node_process import condition, events_of, is_ready, node
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_cluster import (
     WindowsCluster,
     remove_sandboxes,
     windows_node,
@@ -21,7 +21,7 @@ from tests.e2e.windows_cluster import (
 )
 
 from winpod.cli.main import app
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 MIB = 1024**2
 NAME, NAMESPACE = "win-small", "disk-pressure"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_life import run_sandbox, start, status
-from tests.e2e import windows_programs
+from tests.cri.test_container_lifecycle import run_sandbox, start, status
 from tests.e2e.streaming_client import Running, StreamingClient
 from tests.e2e.test_runtime import Node, create_with, ended, home, node, pulled, registry
+from tests.support.e2e import windows_programs
 
-from winpod.compute.agent import Agent
-from winpod.cri import streams as streams_of_cri
+from winpod.compute.agent.client import AgentClient
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.services import exec as streams_of_cri
 
 __all__ = ["home", "node", "registry"]
 
@@ -40,7 +40,7 @@ def streams(
 class Pod:
     """One container that runs, and clients for it."""
 
-    def __init__(self, node: Node, client: Client, streams: StreamingClient) -> None:
+    def __init__(self, node: Node, client: CriClient, streams: StreamingClient) -> None:
         self.node = node
         self.client = client
         self._streams = streams
@@ -86,7 +86,7 @@ class Pod:
 
     async def programs(self) -> list[str]:
         """The names of what runs in the container's Windows."""
-        agent = Agent(self.node.root / "containers" / self.container / "run/agent.sock")
+        agent = AgentClient(self.node.root / "containers" / self.container / "run/agent.sock")
         return [process.name for process in await agent.processes()]
 
     async def until(self, name: str, many: int) -> None:
@@ -371,7 +371,7 @@ async def test_a_client_that_takes_nothing_does_not_stop_the_container(
             assert (await ended(one.client, one.container)).exit_code == 0
         while await running.stdout.read(MIB):
             pass
-        assert "the container waits for nobody longer" in (await running.outcome()).error
+        assert "the client did not read" in (await running.outcome()).error
 
 
 @TRANSPORTS

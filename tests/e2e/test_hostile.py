@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e.runtime_process import PATIENCE, RuntimeProcess
+from tests.support.e2e.runtime_process import PATIENCE, RuntimeProcess
 
-from winpod.compute.resources import PIDS
+from winpod.compute.resources import DEFAULT_PIDS
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -74,7 +74,7 @@ async def test_a_bomb_of_processes_or_threads_stays_within_its_limit(
 ) -> None:
     limited = windows(memory_limit_in_bytes=1 << 30, cpu_count=1)
     container = await runtime.create(await runtime.run_pod(), bomb, windows=limited)
-    assert in_group(runtime, container, "pids", "pids.max") == PIDS
+    assert in_group(runtime, container, "pids", "pids.max") == DEFAULT_PIDS
     group = (runtime.folder_of(container) / "shell/id").read_text()
     pids = Path(f"/sys/fs/cgroup/pids/winpod/{group}")
     (pids / "pids.max").write_text(str(FEW))
@@ -111,7 +111,7 @@ async def test_a_memory_limit_that_windows_itself_exceeds_is_refused_in_a_senten
     runtime: RuntimeProcess,
 ) -> None:
     limited = windows(memory_limit_in_bytes=16 << 20)
-    with pytest.raises(RemoteError, match=r"of 16 MiB is less than .* uses already, \d\d MiB"):
+    with pytest.raises(RemoteError, match=r"of 16 MiB is less than .* already uses, \d\d MiB"):
         await runtime.create(await runtime.run_pod(), "memory", windows=limited)
 
 

@@ -9,14 +9,14 @@ from operator import not_
 from pathlib import Path
 
 import pytest
-from tests.e2e.command_line import Winpod, winpod_in
-from tests.e2e.microvms import WAITS, image, machines, run, state, until_said, winpod
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import cache, go_program
+from tests.support.e2e.command_line import Winpod, winpod_in
+from tests.support.e2e.microvms import WAITS, image, machines, run, state, until_said, winpod
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import cache, go_program
 
 from winpod.compute.hypervisor.accelerator import ALLOW
-from winpod.compute.hypervisor.kit import build_kit
-from winpod.images.base import Base
+from winpod.compute.hypervisor.assets import build_assets
+from winpod.images.base.builder import Base
 
 __all__ = ["image", "winpod"]
 
@@ -150,7 +150,7 @@ def test_a_guest_of_a_base_with_32bit_runs_32bit_programs(
 ) -> None:
     """With a template of its own, which would take the place of the other tests'."""
     monkeypatch.setenv(ALLOW, "1")
-    kit = build_kit(cache() / "root")
+    kit = build_assets(cache() / "root")
     with winpod_in(tmp_path, base_32bit) as winpod:
         (winpod.root / "kits").symlink_to(kit.path.parent)
         content = tmp_path / "content"

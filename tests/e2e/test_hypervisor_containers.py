@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_life import sandbox_config
-from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import begin, call, machines, until_exited, until_said, winpod
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import c_program, go_program
+from tests.cri.test_container_lifecycle import sandbox_config
+from tests.support.e2e.command_line import Winpod
+from tests.support.e2e.microvms import begin, call, machines, until_exited, until_said, winpod
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import c_program, go_program
 
-from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.guest_shells import group_of
-from winpod.compute.resources import PIDS
-from winpod.cri.labels import STDIO_ANNOTATION
+from winpod.compute.hypervisor.guest_client import GuestClient
+from winpod.compute.hypervisor.guest_silo import guest_cgroup
+from winpod.compute.resources import DEFAULT_PIDS
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
+from winpod.labels import STDIO_ANNOTATION
 
 __all__ = ["winpod"]
 
@@ -409,13 +409,13 @@ def _let_have_few(pod: Pod, container: str, more: int) -> None:
     """Processes and threads, by the guest's kernel, while no runtime has the only connection."""
     pod.winpod.end_runtime()
     of_runtime = pod.winpod.root / "runtime"
-    guest = Guest(of_runtime / f"sandboxes/{pod.sandbox}/vm/control")
-    group = group_of((of_runtime / f"containers/{container}/shell/id").read_text())
+    guest = GuestClient(of_runtime / f"sandboxes/{pod.sandbox}/vm/control")
+    group = guest_cgroup((of_runtime / f"containers/{container}/shell/id").read_text())
 
     async def ask() -> None:
-        assert int(await guest.ask("read", f"{group}/pids.max")) == PIDS
-        now = int(await guest.ask("read", f"{group}/pids.current"))
-        await guest.ask("write", f"{group}/pids.max", str(now + more))
+        assert int(await guest.request("read", f"{group}/pids.max")) == DEFAULT_PIDS
+        now = int(await guest.request("read", f"{group}/pids.current"))
+        await guest.request("write", f"{group}/pids.max", str(now + more))
         guest.close()
 
     asyncio.run(ask())
@@ -428,7 +428,7 @@ def test_a_limit_is_changed_while_it_runs_and_who_goes_beyond_is_told_as_out_of_
         more = api.WindowsContainerResources(memory_limit_in_bytes=megabytes * MIB)
         pod.call(api.UpdateContainerResourcesRequest(container_id=pod.server, windows=more))
 
-    with pytest.raises(RemoteError, match="is less than what the container's Windows uses"):
+    with pytest.raises(RemoteError, match="is less than the container's Windows already uses"):
         update(2)
     update(160)
     pod.winpod("exec", pod.server, "C:\\hostile.exe", "memory")

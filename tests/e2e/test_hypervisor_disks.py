@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.command_line import Winpod, winpod_in
-from tests.e2e.disk_images import MIB, device, disk_of_windows, formatted_disk, raw_disk
-from tests.e2e.microvms import (
+from tests.support.e2e.command_line import Winpod, winpod_in
+from tests.support.e2e.disk_images import MIB, device, disk_of_windows, formatted_disk, raw_disk
+from tests.support.e2e.microvms import (
     WAITS,
     begin,
     call,
@@ -23,16 +23,16 @@ from tests.e2e.microvms import (
     until_said,
     winpod,
 )
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import cache, go_program
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import cache, go_program
 
-from winpod.compute.disk_sources import DiskRefused
-from winpod.compute.hypervisor.host_disks import open_disk
-from winpod.compute.hypervisor.kit import build_kit
-from winpod.compute.plan import Mount, SourceKind
+from winpod.compute.disk_mounts import DiskRefused
+from winpod.compute.hypervisor.assets import build_assets
+from winpod.compute.hypervisor.guest_disks import open_disk
+from winpod.compute.spec import Mount, MountSourceKind
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 __all__ = ["image", "winpod"]
 
@@ -55,7 +55,7 @@ def run_beside(winpod: Winpod, name: str, line: str, **disks: str) -> str:
 
 def is_free(disk: Path) -> bool:
     try:
-        held = open_disk(Mount(str(disk), "C:\\data", SourceKind.VIRTUAL_DISK))
+        held = open_disk(Mount(str(disk), "C:\\data", MountSourceKind.VIRTUAL_DISK))
     except DiskRefused:
         return False
     os.close(held.descriptor)
@@ -92,7 +92,7 @@ def test_a_disk_is_formatted_in_its_pod_shared_there_and_given_back(
     eventually(lambda: is_free(other))
     assert "kept" in file_on(other, "note.txt")
     assert not is_free(disk)
-    with pytest.raises(RemoteError, match="something that is not known here"):
+    with pytest.raises(RemoteError, match="an unknown format"):
         run_beside(winpod, "stranger", "ver", own=f"virtual-disk://{strange}")
     eventually(lambda: is_free(strange))
     assert len(machines(winpod)) == 1
@@ -108,13 +108,13 @@ def test_a_pod_without_a_machine_of_its_own_gets_no_disk(
     mount = ("-v", f"virtual-disk://{raw_disk(tmp_path / 'disk.img')}:C:\\data")
     refused = winpod("run", "--rm", "--host-build", "2019", *mount, image, "cmd", "/c", "ver")
     assert refused.returncode == 125
-    assert "only a pod with hypervisor isolation" in refused.stderr
+    assert "only be attached to pods with hypervisor isolation" in refused.stderr
 
 
 def test_disks_of_every_format_and_of_a_windows_machine_are_used(
     winpod: Winpod, image: str, tmp_path: Path
 ) -> None:
-    kit = build_kit(cache() / "root")
+    kit = build_assets(cache() / "root")
     disks = {
         name: formatted_disk(kit, tmp_path / f"disk.{name}", driver)
         for name, driver in {"vhdx": "vhdx", "qcow2": "qcow2"}.items()

@@ -12,14 +12,14 @@ from operator import not_
 from pathlib import Path
 
 import pytest
-from tests.e2e import windows_programs
-from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, begin, call, image, machines, until_said, winpod
-from tests.e2e.waiting import eventually
+from tests.support.e2e import windows_programs
+from tests.support.e2e.command_line import Winpod
+from tests.support.e2e.microvms import WAITS, begin, call, image, machines, until_said, winpod
+from tests.support.e2e.waiting import eventually
 
-from winpod.compute.errors import GuestRefused, MachineGone
-from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.qmp import Qmp
+from winpod.compute.errors import GuestError, MicroVmGone
+from winpod.compute.hypervisor.guest_client import GuestClient
+from winpod.compute.hypervisor.qemu import QmpClient
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 
@@ -79,9 +79,9 @@ def _ask(winpod: Winpod, *words: str) -> str:
     (control,) = (winpod.root / "runtime").glob("sandboxes/*/vm/control")
 
     async def ask() -> bytes:
-        guest = Guest(control)
+        guest = GuestClient(control)
         try:
-            return await guest.ask(*words)
+            return await guest.request(*words)
         finally:
             guest.close()
 
@@ -89,7 +89,7 @@ def _ask(winpod: Winpod, *words: str) -> str:
 
 
 def _panic(winpod: Winpod) -> None:
-    with contextlib.suppress(MachineGone):
+    with contextlib.suppress(MicroVmGone):
         _ask(winpod, "write", "/proc/sysrq-trigger", "c")
 
 
@@ -154,8 +154,8 @@ def _stop_processors(winpod: Winpod) -> None:
     (monitor,) = (winpod.root / "runtime").glob("sandboxes/*/vm/qmp")
 
     async def stop() -> None:
-        async with Qmp(monitor) as qmp:
-            await qmp.do("stop")
+        async with QmpClient(monitor) as qmp:
+            await qmp.execute("stop")
 
     asyncio.run(stop())
 
@@ -223,7 +223,7 @@ def test_what_a_guest_makes_qemu_say_does_not_fill_the_machine(winpod: Winpod, i
 def _result(winpod: Winpod, file: str) -> str:
     try:
         return _ask(winpod, "read", file)
-    except GuestRefused:
+    except GuestError:
         return ""
 
 

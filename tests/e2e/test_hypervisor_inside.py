@@ -14,17 +14,16 @@ from operator import not_
 from pathlib import Path
 
 import pytest
-from tests.cri.test_life import sandbox_config
-from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, begin, call, image, winpod
+from tests.cri.test_container_lifecycle import sandbox_config
 from tests.e2e.test_security import NOT_PERMITTED, Tried, read
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import linux_program
+from tests.support.e2e.command_line import Winpod
+from tests.support.e2e.microvms import WAITS, begin, call, image, winpod
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import linux_program
 
-from winpod.compute.hypervisor.arguments import CONSOLE
-from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.qmp import Qmp
-from winpod.compute.shell import MASKED, READONLY
+from winpod.compute.hypervisor.guest_client import GuestClient
+from winpod.compute.hypervisor.qemu import CONSOLE, QmpClient
+from winpod.compute.silo import MASKED_PATHS, READONLY_PATHS
 from winpod.cri.proto import api_pb2 as api
 
 __all__ = ["image", "winpod"]
@@ -73,9 +72,9 @@ def ask(winpod: Winpod, machine: Path, *questions: Sequence[str]) -> list[bytes]
     winpod.end_runtime()
 
     async def each() -> list[bytes]:
-        guest = Guest(machine / "control")
+        guest = GuestClient(machine / "control")
         try:
-            return [await guest.ask(*words) for words in questions]
+            return [await guest.request(*words) for words in questions]
         finally:
             guest.close()
 
@@ -131,8 +130,10 @@ def test_a_container_changes_nothing_of_its_guest(pod: Pod) -> None:
     assert found.named("root").isdisjoint({"drives", "volumes", "registry", "modules", "init"})
     told = pod.winpod("exec", pod.administrator, "cmd", "/c", r"type \\?\unix\proc\1\mountinfo")
     mounted = {row.split()[4]: row.split()[5] for row in told.stdout.splitlines()}
-    assert all(mounted[path].startswith("ro") for path in READONLY)
-    assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {*MASKED}
+    assert all(mounted[path].startswith("ro") for path in READONLY_PATHS)
+    assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {
+        *MASKED_PATHS
+    }
     for place, options in mounted.items():
         assert "nosuid" in options or place == "/", place
 
@@ -169,8 +170,8 @@ def test_of_what_a_guest_says_on_its_console_only_the_last_is_kept(pod: Pod) -> 
     pod.answers(*[("write", "/dev/ttyS0", f"{number}:{'x' * 4000}\n") for number in range(40)])
 
     async def last() -> str:
-        async with Qmp(pod.machine / "qmp") as qmp:
-            return str(await qmp.do("ringbuf-read", device=CONSOLE, size=1 << 17))
+        async with QmpClient(pod.machine / "qmp") as qmp:
+            return str(await qmp.execute("ringbuf-read", device=CONSOLE, size=1 << 17))
 
     said = asyncio.run(last())
     assert len(said) <= 1 << 16

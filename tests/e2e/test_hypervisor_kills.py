@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e import runtime_deaths
-from tests.e2e.runtime_deaths import (
+from tests.support.e2e import runtime_kills
+from tests.support.e2e.runtime_kills import (
     CODE,
     Prepared,
     all_is_removed,
@@ -27,13 +27,13 @@ from tests.e2e.runtime_deaths import (
     pod_is_stopped,
     ticks_on,
 )
-from tests.e2e.runtime_process import RuntimeProcess
-from tests.e2e.windows_programs import linux_program
+from tests.support.e2e.runtime_process import RuntimeProcess
+from tests.support.e2e.windows_programs import linux_program
 
-from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.guest_shells import group_of
+from winpod.compute.hypervisor.guest_client import GuestClient
+from winpod.compute.hypervisor.guest_silo import guest_cgroup
 from winpod.cri.proto import api_pb2 as api
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,7 +89,7 @@ def deaths(
     def in_the_middle_of_equal_parts(total: int) -> Iterable[int]:
         return (1 + total * (2 * i + 1) // (2 * DEATHS) for i in range(DEATHS))
 
-    return runtime_deaths.deaths(runtime, prepare, act, in_the_middle_of_equal_parts)
+    return runtime_kills.deaths(runtime, prepare, act, in_the_middle_of_equal_parts)
 
 
 async def nothing() -> str:
@@ -178,8 +178,8 @@ def vm_of(runtime: RuntimeProcess, pod: str) -> Path:
 
 async def shells_inside(vm: Path) -> str:
     """What a guest has mounted for its containers. No runtime may be there."""
-    guest = Guest(vm / "control")
-    mounted = (await guest.ask("read", "/proc/mounts")).decode().splitlines()
+    guest = GuestClient(vm / "control")
+    mounted = (await guest.request("read", "/proc/mounts")).decode().splitlines()
     guest.close()
     return "\n".join(line for line in mounted if "/run/shells/" in line)
 
@@ -189,8 +189,8 @@ async def arm(runtime: RuntimeProcess, pod: str, container: str, *target: str) -
     vm = vm_of(runtime, pod)
     (volume,) = (vm / "volumes" / container).iterdir()
     inside = f"/volumes/{container}/{volume.name}"
-    guest = Guest(vm / "control")
-    await guest.ask("run", "/run/killed", f"{inside}/killer", f"{inside}/now", *target)
+    guest = GuestClient(vm / "control")
+    await guest.request("run", "/run/killed", f"{inside}/killer", f"{inside}/now", *target)
     guest.close()
 
 
@@ -223,7 +223,7 @@ async def test_a_container_that_loses_a_process_of_its_own_ends_alone(
         if what.endswith(".pid"):
             os.kill(int((runtime.folder_of(container) / what).read_text()), signal.SIGKILL)
         else:
-            group = group_of((runtime.folder_of(container) / "shell/id").read_text())
+            group = guest_cgroup((runtime.folder_of(container) / "shell/id").read_text())
             await kill_inside(runtime, pod, container, what, group, away=away)
         seen = await runtime.until_exited(container)
         assert (seen.exit_code, seen.reason) in LOST_BY, what

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cri.test_life import sandbox_config
-from tests.e2e import windows_programs
-from tests.e2e.command_line import Winpod
-from tests.e2e.microvms import WAITS, call, image, machines, until_said, winpod
-from tests.e2e.waiting import eventually
+from tests.cri.test_container_lifecycle import sandbox_config
+from tests.support.e2e import windows_programs
+from tests.support.e2e.command_line import Winpod
+from tests.support.e2e.microvms import WAITS, call, image, machines, until_said, winpod
+from tests.support.e2e.waiting import eventually
 
 from winpod.cri.proto import api_pb2 as api
 

@@ -9,20 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e import stories
-from tests.e2e.command_line import Winpod
-from tests.e2e.guest_cluster import GuestCluster, guest_cluster
-from tests.e2e.microvms import machines, winpod
-from tests.e2e.node_process import condition, events_of, node
-from tests.e2e.objects import BUILD_2019, BUILD_2022, HYPERVISOR, PROCESS, pod, runtime_class
-from tests.e2e.operator_process import OperatorProcess, classes
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_cluster import windows_spec
+from tests.support.e2e import stories
+from tests.support.e2e.command_line import Winpod
+from tests.support.e2e.guest_cluster import GuestCluster, guest_cluster
+from tests.support.e2e.microvms import machines, winpod
+from tests.support.e2e.node_process import condition, events_of, node
+from tests.support.e2e.objects import (
+    BUILD_2019,
+    BUILD_2022,
+    HYPERVISOR,
+    PROCESS,
+    pod,
+    runtime_class,
+)
+from tests.support.e2e.operator_process import OperatorProcess, classes
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_cluster import windows_spec
 
-from winpod.cri.labels import ACCELERATOR_ANNOTATION
-from winpod.images.base import Base
-from winpod.node.node_status import EMULATED, HYPERVISOR_LABEL, ISOLATION_LABEL
-from winpod.windows.guest_sizes import PROCESSORS
+from winpod.images.base.builder import Base
+from winpod.kubelet.node.node_status import EMULATED, HYPERVISOR_LABEL, ISOLATION_LABEL
+from winpod.labels import ACCELERATOR_ANNOTATION
+from winpod.windows.handlers import VM_PROCESSOR_COUNT
 
 __all__ = ["winpod"]
 
@@ -164,13 +171,13 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     labels = node(cluster.plane, "new")["metadata"]["labels"]
     assert not {HYPERVISOR_LABEL, ISOLATION_LABEL} & labels.keys()
     cluster.until("the pull is refused", lambda: MISMATCH in waiting(cluster, ns, "beside"))
-    assert f"or here with the handler {GUEST}" in waiting(cluster, ns, "beside")
+    assert f"or on this host with the handler {GUEST}" in waiting(cluster, ns, "beside")
     cluster.until(
         "the sandbox is refused",
         lambda: "FailedCreatePodSandBox" in dict(events_of(cluster.plane, ns, "legacy")),
     )
     refused = dict(events_of(cluster.plane, ns, "legacy"))["FailedCreatePodSandBox"]
-    assert f'"{GUEST}" asks for hypervisor isolation' in refused
+    assert f'"{GUEST}" requires hypervisor isolation' in refused
     assert "neither kvm_intel nor kvm_amd" in refused
     assert "WINPOD_ALLOW_EMULATION=1" in refused
     before = checked(cluster, legacy)
@@ -225,7 +232,7 @@ def test_a_handler_carries_a_size_and_what_a_pod_says_itself_goes_before(
     cluster.allow_guests()
     cluster.plane.create_namespace(ns)
     sized = pod("sized", ns, spec(cluster.image, "reserve"))
-    sized["metadata"]["annotations"] = {PROCESSORS: "1"}
+    sized["metadata"]["annotations"] = {VM_PROCESSOR_COUNT: "1"}
     cluster.plane.apply(runtime_class("reserve", reserve, BUILD_2022), sized)
     cluster.until_ready(ns, "sized")
     said = cluster.exec(ns, "sized", "cmd", "/c", r"type \\?\unix\proc\cpuinfo")

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.compute.shells import change_registry
-from tests.cri.test_images import push
-from tests.cri.test_life import run_sandbox, start
-from tests.e2e import windows_programs
+from tests.cri.services.test_images import push
+from tests.cri.test_container_lifecycle import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, ended, pulled, run, said
-from tests.images.registries import home, registry
-from tests.images.test_hives import layer
+from tests.images.winreg.test_hives import layer
+from tests.support.e2e import windows_programs
+from tests.support.registries import home, registry
+from tests.support.silos import change_registry
 
-from winpod.compute.agent import Program
-from winpod.compute.identity import registry_of
-from winpod.compute.shells import Shells
+from winpod.compute.agent.client import Program
+from winpod.compute.guest_identity import registry_changes
+from winpod.compute.silo_pool import SiloPool
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
-from winpod.images.base import Base
-from winpod.images.wine_registry import Value
+from winpod.cri.rpc import CriClient, RemoteError
+from winpod.images.base.builder import Base
+from winpod.images.winreg.wine_registry import RegistryValue
 from winpod.windows.builds import parse_build
 
 __all__ = ["home", "registry"]
@@ -45,7 +45,9 @@ async def node(base: Base, tmp_path: Path, request: pytest.FixtureRequest) -> As
             await client.call("RemovePodSandbox", request_)
 
 
-async def one(node: Node, client: Client, home: Path, registry: str, line: str, **more: Any) -> str:
+async def one(
+    node: Node, client: CriClient, home: Path, registry: str, line: str, **more: Any
+) -> str:
     """What a command line of cmd prints in a container of its own."""
     await node.until_warm()
     image = await pulled(client, home, registry)
@@ -75,18 +77,18 @@ async def test_a_shell_that_waited_gets_the_registry_of_the_image(
     environment = r"ControlSet001\Control\Session Manager\Environment"
     one = layer(
         tmp_path / "layer",
-        System_Delta={environment: {"FROM_IMAGE": Value.text("yes")}},
-        Software_Delta={r"Vendor\Tool": {"Level": Value.dword(7)}},
+        System_Delta={environment: {"FROM_IMAGE": RegistryValue.text("yes")}},
+        Software_Delta={r"Vendor\Tool": {"Level": RegistryValue.dword(7)}},
     )
     host, build = parse_build("2025"), parse_build("10.0.20348.1")
-    shells = Shells(tmp_path / "root", base, host, 1)
+    shells = SiloPool(tmp_path / "root", base, host, 1)
     try:
         room = await shells.boot(tmp_path / "root/containers/a/shell")
-        await change_registry(room.agent, registry_of(base.prefix, host, build, (one,)))
+        await change_registry(room.agent, registry_changes(base.prefix, host, build, (one,)))
         told = await room.agent.run(Program("cmd /c echo %FROM_IMAGE% & ver"))
         asked = await room.agent.run(Program(r"reg query HKLM\Software\Vendor\Tool"))
     finally:
-        await shells.end(tmp_path / "root/containers/a/shell")
+        await shells.destroy(tmp_path / "root/containers/a/shell")
         await shells.stop()
     assert b"yes" in told.output
     assert b"10.0.20348" in told.output
@@ -96,7 +98,7 @@ async def test_a_shell_that_waited_gets_the_registry_of_the_image(
 async def test_no_more_shells_boot_at_once_than_two_for_each_processor(
     base: Base, tmp_path: Path
 ) -> None:
-    shells, most = Shells(tmp_path / "root", base, parse_build("2025")), 2 * (os.cpu_count() or 1)
+    shells, most = SiloPool(tmp_path / "root", base, parse_build("2025")), 2 * (os.cpu_count() or 1)
     places = [tmp_path / f"root/containers/{number}/shell" for number in range(most + 2)]
     boots = [asyncio.create_task(shells.boot(place)) for place in places]
     under_way = set()
@@ -107,7 +109,7 @@ async def test_no_more_shells_boot_at_once_than_two_for_each_processor(
     rooms = [boot.result() for boot in boots]
     are_up = [room.pid is not None for room in rooms]
     for place in places:
-        await shells.end(place)
+        await shells.destroy(place)
     assert all(are_up)
     assert max(under_way) == most
 
@@ -153,7 +155,7 @@ async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
         sandbox = await run_sandbox(
             client, "asking", dns_config=dns, log_directory=f"{node.root}/l"
         )
-        server = node.networks.namespaces.call(
+        server = node.networks.namespaces.run_in(
             sandbox, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         )
         server.bind(("127.0.0.2", 53))

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.winpod import Ran, winpod
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.instance_fleet import READY, Fleet, payload
-from tests.e2e.instance_operator import deployment, ready
-from tests.e2e.node_process import found, is_ready, node, phase, windows_pod
-from tests.e2e.waiting import eventually
+from tests.support.e2e.instance_fleet import READY, Fleet, payload
+from tests.support.e2e.instance_operator import deployment, ready
+from tests.support.e2e.node_process import found, is_ready, node, phase, windows_pod
+from tests.support.e2e.waiting import eventually
+from tests.support.winpod_cli import Ran, winpod
 
-from winpod.cluster.custom_resources import API_VERSION
 from winpod.instances.cluster.resource import CRD, KIND, instances_path
-from winpod.instances.laptop.hosting_cluster import CORDONED
+from winpod.instances.standalone.cluster import CORDONED_ANNOTATION
+from winpod.k8s.crd import API_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     eventually(lambda: ready(plane, "comes-back") == 1)
     changed = laptop.apply("1.1.0")
     assert [one.get("version") for one in json.loads(changed.out)[:2]] == ["1.1.0", "1.1.0"]
-    assert f"the node {ones[0].node} is cordoned" in changed.err
+    assert f"cordoned node {ones[0].node}" in changed.err
     stayed = [one["metadata"] for one in found(plane, "/api/v1/namespaces/shop/pods")["items"]]
     assert all(one["name"].startswith("comes-back") for one in stayed)
     for one in ones:
         assert is_ready(plane, one.node)
         assert not node(plane, one.node)["spec"].get("unschedulable")
     mark = {
-        "metadata": {"annotations": {CORDONED: "2026-01-01T00:00:00Z"}},
+        "metadata": {"annotations": {CORDONED_ANNOTATION: "2026-01-01T00:00:00Z"}},
         "spec": {"unschedulable": True},
     }
     plane.kubectl("patch", "node", ones[1].node, "-p", json.dumps(mark))  # as one that was killed
@@ -105,12 +105,12 @@ def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec}
     assert plane.request("POST", instances_path("shop"), body).status == HTTPStatus.CREATED
     stays = laptop.apply("1.1.0")
-    assert f"{ones[0].address}: an operator of this cluster looks after it" in stays.err
+    assert f"{ones[0].address}: it is managed by an operator" in stays.err
     plane.request("DELETE", f"{instances_path('shop')}/{ones[0].address}")
 
     left = laptop.instance("remove", "--yes")
     assert left.code == 1, left.err
-    assert "If it will never answer again, --dead deletes its Node" in left.err
+    assert "If it is gone for good, --dead deletes its Node" in left.err
     for one in ones:
         assert not found(plane, f"/api/v1/nodes/{one.node}")
         assert one.services == {}
@@ -128,16 +128,16 @@ def test_of_a_machine_that_is_dead_only_the_node_goes_and_nobody_is_taken_for_de
     laptop = Laptop(plane, tmp_path, fleet)
     joined = laptop.apply("1.0.0")
     assert is_ready(plane, one.node), joined.err
-    assert f"{one.address}: it answers" in laptop.instance("remove", "--dead", "--yes").err
+    assert f"{one.address}: it can be reached" in laptop.instance("remove", "--dead", "--yes").err
     fleet.die("win-e")
     refused = laptop.instance("remove", "--dead", "--yes")
-    assert "its Node win-e is ready, so the machine lives" in refused.err
-    assert "no Windows Node of the cluster is at 127.0.77.251" in refused.err
+    assert "its Node win-e is ready, so the machine is running" in refused.err
+    assert "no Windows Node of the cluster has the address 127.0.77.251" in refused.err
     not_ready = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     patch = json.dumps({"status": {"conditions": not_ready}})
     plane.kubectl("patch", "node", "win-e", "--subresource=status", "-p", patch)
     gone = laptop.instance("remove", "--dead", "--yes")
-    assert f"{one.address}: its Node win-e is deleted; what is on the machine stays" in gone.out
+    assert f"{one.address}: its Node win-e is deleted; the machine is left as it is" in gone.out
     assert not found(plane, "/api/v1/nodes/win-e")
 
 

@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.e2e.waiting import eventually
 from tests.e2e.windows_host import WindowsHost, programs, windows_host
 from tests.e2e.windows_host.host import FRESH, SERVER_2019, until
+from tests.support.e2e.waiting import eventually
 
-from winpod.images.base import Base
-from winpod.images.base_container import CONTROL_GROUPS
+from winpod.images.base.build_container import CONTROL_GROUPS
+from winpod.images.base.builder import Base
 
 CONTAINERD = r"C:\k\containerd.exe"
 CRICTL = r"C:\k\crictl.exe --timeout 200s --runtime-endpoint npipe://./pipe/containerd-containerd"

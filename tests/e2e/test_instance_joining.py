@@ -11,16 +11,16 @@ import tarfile
 import tomllib
 from pathlib import Path
 
-from tests.cli.winpod import Ran, winpod
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import found, is_ready, node
 from tests.e2e.windows_host import WindowsHost, windows_host
 from tests.e2e.windows_host.host import FRESH, until
 from tests.e2e.windows_host.kubelet import playing_kubelet
 from tests.e2e.windows_host.payload import assert_nothing_of_ours, lay_programs
+from tests.support.e2e.node_process import found, is_ready, node
+from tests.support.winpod_cli import Ran, winpod
 
-from winpod.images.base import Base
-from winpod.instances.rules.steps import Do
+from winpod.images.base.builder import Base
+from winpod.instances.planner.steps import StepKind
 
 NODE = "win-story"
 CRICTL = (
@@ -32,7 +32,7 @@ HANDLERS = {
     "runhcs-wcow-hypervisor",
     "runhcs-wcow-hypervisor-20348",
 }
-RESTARTS = "it restarts"
+RESTARTS = "rebooting"
 KILLS = (
     "enable the feature Containers",
     RESTARTS,
@@ -103,7 +103,7 @@ class Laptop:
 
 
 def steps_in(text: str) -> list[str]:
-    return [line for line in text.splitlines() if any(f": {do} " in line for do in Do)]
+    return [line for line in text.splitlines() if any(f": {do} " in line for do in StepKind)]
 
 
 def test_a_fresh_server_becomes_a_node_whoever_is_killed_on_the_way_and_leaves_without_a_trace(

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
-from tests.e2e.instance_operator import (
+from tests.support.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
+from tests.support.e2e.instance_operator import (
     PATH,
     Watching,
     ask_for,
@@ -25,8 +25,8 @@ from tests.e2e.instance_operator import (
     status,
     until_told,
 )
-from tests.e2e.node_process import condition, found, node
-from tests.e2e.operator_process import NAMESPACE, configure
+from tests.support.e2e.node_process import condition, found, node
+from tests.support.e2e.operator_process import NAMESPACE, configure
 
 __all__ = ["fleet", "plane"]
 
@@ -41,11 +41,11 @@ def test_a_key_that_is_missing_and_a_payload_that_is_damaged_are_told_of_every_i
     ask_for(plane, *them)
     with operator(plane, tmp_path):
         for one in them:
-            missing = f"{one.address}: there is no private key to reach instances with. kubectl -n"
+            missing = f"{one.address}: there is no private key for instances. kubectl -n"
             in_time(plane, partial(says, plane, one, missing))
         plane.apply(key_secret(NAMESPACE, fleet.key))
         for one in them:
-            damaged = f"{one.address}: {files}/kubelet.exe is not the file that the payload lists"
+            damaged = f"{one.address}: {files}/kubelet.exe differs from the payload's list"
             in_time(plane, partial(says, plane, one, damaged))
             until_told(plane, one, "InstancePayloadBad")
             assert one.services == {}
@@ -71,9 +71,9 @@ def test_a_drain_that_a_disruption_budget_holds_up_is_told_and_goes_on_once_it_i
         in_time(plane, lambda: says(plane, one, "disruption budget"))
         in_time(plane, partial(is_phase, plane, one, "Failed"))
         failure = status(plane, one)["failure"]
-        late = f"{one.address}: its Node win-a was not empty after 4 s: pod shop/{before[0]}:"
+        late = f"{one.address}: its Node win-a was not drained after 4 s: pod shop/{before[0]}:"
         assert late in failure
-        assert "Loosen the disruption budget, or end these pods yourself" in failure
+        assert "Relax the disruption budget, or delete these pods" in failure
         assert until_told(plane, one, "InstanceFailed")["InstanceFailed"] == failure
         now = found(plane, f"{PATH}/{one.address}")
         assert condition(now, "NodeReady")["status"] == "True"
@@ -129,7 +129,7 @@ def test_a_host_that_dies_while_it_changes_is_told_stops_nobody_who_has_begun_an
         assert unreachable["status"] == "False"
         goes_on.windows.hangs_at = ""
         in_time(plane, partial(is_at, plane, goes_on, "1.1.0"))
-        in_time(plane, lambda: says(plane, waits, f"{dies.address} failed while it changed"))
+        in_time(plane, lambda: says(plane, waits, f"the update of {dies.address} failed"))
         new = fleet.add("win-e", features=dict(READY))
         ask_for(plane, *them, new)
         in_time(plane, partial(is_at, plane, new, "1.1.0"))
@@ -164,5 +164,5 @@ def assert_let_go(
     in_time(plane, lambda: not found(plane, f"{PATH}/{dead.address}"))
     assert not node(plane, dead.node)
     said = until_told(plane, dead, "InstanceRemoved")["InstanceRemoved"]
-    assert f"its Node {dead.node}, which was not ready, is deleted" in said
+    assert f"its Node {dead.node}, which was not ready, was deleted" in said
     assert all(is_at(plane, one, "1.1.0") for one in others)

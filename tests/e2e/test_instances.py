@@ -16,30 +16,28 @@ from tests.e2e.windows_host.host import SERVER_2019, until
 from tests.e2e.windows_host.machine import make_key
 from tests.e2e.windows_host.payload import assert_nothing_of_ours, lay_programs
 
-from winpod.cluster.instance_settings import InstanceSettings
-from winpod.images.base import Base
+from winpod.errors import WinpodError
+from winpod.images.base.builder import Base
 from winpod.instances.errors import (
     DowngradeRefused,
     HostKeyChanged,
-    InstanceUnfit,
+    InstanceUnreachable,
+    InstanceUnsuitable,
     LoginRefused,
     StepFailed,
-    Unreachable,
 )
-from winpod.instances.remote import applying
-from winpod.instances.remote.host_keys import KeysInMemory
-from winpod.instances.remote.keys import add_line, public_line, remove_line
-from winpod.instances.remote.login import Login, read_key
-from winpod.instances.remote.ssh import Host
-from winpod.instances.remote.surveying import identify
-from winpod.instances.remote.transfers import TransferFailed
-from winpod.instances.rules.desired import Desired
-from winpod.instances.rules.state import State
-from winpod.instances.software.blueprint import blueprint, everything_of_ours
-from winpod.instances.software.joining import Joining
+from winpod.instances.planner.desired import DesiredState
+from winpod.instances.planner.state import InstanceState
+from winpod.instances.software.desired_state import build_desired_state, desired_removal
+from winpod.instances.software.kubelet_config import JoinConfig
 from winpod.instances.software.payload import make_payload
+from winpod.instances.ssh import converge
+from winpod.instances.ssh.authorized_keys import authorize_key, public_line, revoke_key
+from winpod.instances.ssh.facts import identify
+from winpod.instances.ssh.host import SshHost, TransferFailed
+from winpod.instances.ssh.login import MemoryHostKeys, SshLogin, read_key
+from winpod.operator.instance_settings import InstanceSettings
 from winpod.windows.builds import parse_build
-from winpod.windows.errors import WinpodError
 
 R = TypeVar("R")
 TOKEN = "abcdef.0123456789abcdef"
@@ -70,32 +68,34 @@ class Reached:
     def __init__(self, host: WindowsHost, folder: Path) -> None:
         self.host = host
         self.told: list[str] = []
-        self.keys = KeysInMemory()
+        self.keys = MemoryHostKeys()
         self._folder = folder
-        self._desired: dict[str, Desired] = {}
+        self._desired: dict[str, DesiredState] = {}
 
-    def desired(self, version: str) -> Desired:
+    def desired(self, version: str) -> DesiredState:
         if version not in self._desired:
             payload = make_payload(lay_programs(self._folder / version, version), version)
-            joining = Joining(
+            joining = JoinConfig(
                 "https://127.0.0.1:6443", "none", "win-docker", self.host.address, TOKEN
             )
             build = parse_build(SERVER_2019)
-            self._desired[version] = blueprint(InstanceSettings(), payload, build, joining)
+            self._desired[version] = build_desired_state(
+                InstanceSettings(), payload, build, joining
+            )
         return self._desired[version]
 
-    def apply(self, version: str) -> State:
+    def apply(self, version: str) -> InstanceState:
         desired = self.desired(version)
         self.told.clear()
-        return self.with_host(lambda host: applying.apply(host, desired, self.told.append))
+        return self.with_host(lambda host: converge.converge(host, desired, self.told.append))
 
-    def with_host(self, work: Callable[[Host], Awaitable[R]], key: Path | None = None) -> R:
+    def with_host(self, work: Callable[[SshHost], Awaitable[R]], key: Path | None = None) -> R:
         host = self.host
-        login = Login("docker-1", host.address, host.user, host.port)
+        login = SshLogin("docker-1", host.address, host.user, host.port)
 
         async def run() -> R:
             secret = read_key((key or host.key).read_bytes())
-            async with Host(login, secret, self.keys) as opened:
+            async with SshHost(login, secret, self.keys) as opened:
                 return await work(opened)
 
         return asyncio.run(run())
@@ -104,7 +104,7 @@ class Reached:
         """What it says when there is trouble as soon as it says that it does this."""
         desired = self.desired(version)
 
-        async def work(host: Host) -> State:
+        async def work(host: SshHost) -> InstanceState:
             troubled: list[Awaitable[object]] = []
 
             def tell(line: str) -> None:
@@ -112,13 +112,13 @@ class Reached:
                     troubled.append(asyncio.ensure_future(asyncio.to_thread(trouble)))
 
             try:
-                return await applying.apply(host, desired, tell)
+                return await converge.converge(host, desired, tell)
             finally:
                 await asyncio.gather(*troubled)
 
         with pytest.raises(WinpodError) as failed:
             self.with_host(work)
-        assert isinstance(failed.value, Unreachable)
+        assert isinstance(failed.value, InstanceUnreachable)
         return str(failed.value)
 
 
@@ -152,17 +152,17 @@ def test_whoever_has_another_key_is_not_let_in(reached: Reached, tmp_path: Path)
     desired = reached.desired("1.0.0")
     other = make_key(tmp_path / "other")
     with pytest.raises(LoginRefused) as refused:
-        reached.with_host(lambda host: applying.read(host, desired), other)
+        reached.with_host(lambda host: converge.read_state(host, desired), other)
     assert "administrators_authorized_keys" in str(refused.value)
 
 
 def test_a_full_disk_is_told_before_anything_is_stopped(reached: Reached) -> None:
-    with reached.host.full_disk(leaving=64 << 20), pytest.raises(InstanceUnfit) as unfit:
+    with reached.host.full_disk(leaving=64 << 20), pytest.raises(InstanceUnsuitable) as unfit:
         reached.apply("1.1.0")
-    assert "MiB left" in str(unfit.value)
+    assert "MiB free" in str(unfit.value)
     with reached.host.full_disk(), pytest.raises(TransferFailed) as failed:
         reached.apply("1.1.0")
-    assert "Disk full. See that drive C: has room" in str(failed.value)
+    assert "Disk full. Check that drive C: has free space" in str(failed.value)
     assert reached.told == []
     assert reached.host.services("kubelet") == {"kubelet": "running"}
 
@@ -201,9 +201,9 @@ def test_an_older_payload_is_refused_and_nothing_is_done(reached: Reached) -> No
 
 def test_removal_leaves_docker_and_nothing_of_ours(reached: Reached) -> None:
     host = reached.host
-    ours = everything_of_ours(InstanceSettings())
+    ours = desired_removal(InstanceSettings())
     before = pid_of_docker(host)
-    reached.with_host(lambda one: applying.remove(one, ours, reached.told.append))
+    reached.with_host(lambda one: converge.remove(one, ours, reached.told.append))
     assert_nothing_of_ours(host)
     assert pid_of_docker(host) == before
     assert host.networks() == ["nat"]
@@ -214,8 +214,8 @@ def test_a_new_key_takes_the_place_of_the_old_one_where_windows_keeps_it(
 ) -> None:
     host, old, new = reached.host, reached.host.key, make_key(tmp_path / "new")
     lines = {key: public_line(read_key(key.read_bytes())) for key in (old, new)}
-    reached.with_host(lambda one: add_line(one, lines[new]))
-    assert reached.with_host(lambda one: remove_line(one, lines[old]), new)
+    reached.with_host(lambda one: authorize_key(one, lines[new]))
+    assert reached.with_host(lambda one: revoke_key(one, lines[old]), new)
     host.key = new
     assert "10.0.17763" in host.done("ver")
     with pytest.raises(LoginRefused):
@@ -228,5 +228,5 @@ def test_a_host_with_another_host_key_is_not_spoken_to(reached: Reached) -> None
     host.change_host_key()
     until(lambda: host.host_key() not in ("", before), "sshd shows the new key")
     with pytest.raises(HostKeyChanged) as changed:
-        reached.with_host(lambda one: applying.read(one, desired))
+        reached.with_host(lambda one: converge.read_state(one, desired))
     assert "winpod instance trust docker-1" in str(changed.value)

@@ -14,9 +14,8 @@ from typing import Any
 import asyncssh
 import pytest
 from tests.e2e.controlplane import ControlPlane, KubectlFailed
-from tests.e2e.dying_operator import live_until
-from tests.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
-from tests.e2e.instance_operator import (
+from tests.support.e2e.instance_fleet import READY, Fleet, Instance, key_secret, payload
+from tests.support.e2e.instance_operator import (
     PATH,
     SETTINGS,
     Watching,
@@ -33,13 +32,14 @@ from tests.e2e.instance_operator import (
     until_told,
     wake,
 )
-from tests.e2e.node_process import condition, events_of, found, is_ready, node
-from tests.e2e.operator_process import NAMESPACE, OperatorProcess, configure
-from tests.e2e.waiting import eventually
-from tests.instances.ssh_server import AUTHORIZED
+from tests.support.e2e.node_process import condition, events_of, found, is_ready, node
+from tests.support.e2e.operator_crash_points import live_until
+from tests.support.e2e.operator_process import NAMESPACE, OperatorProcess, configure
+from tests.support.e2e.waiting import eventually
+from tests.support.ssh_server import AUTHORIZED
 
-from winpod.instances.remote.keys import public_line
-from winpod.node.certificates import Key, Subject
+from winpod.instances.ssh.authorized_keys import public_line
+from winpod.k8s.certificates import CertificateSubject, PrivateKey
 
 __all__ = ["fleet", "plane"]
 
@@ -67,7 +67,7 @@ def test_entries_of_a_config_map_become_nodes_each_on_its_own(
             until_told(plane, one, "InstanceConfiguring", "InstanceConfigured", "InstanceReady")
         eventually(partial(is_phase, plane, "127.0.77.251", "Failed"))
         assert "cannot be reached" in status(plane, "127.0.77.251")["failure"]
-        for bad_word in ("neither an IPv4 address", '"username" is not understood'):
+        for bad_word in ("neither an IPv4 address", '"username" is not valid'):
             eventually(partial(is_told, plane, "windows-instances", bad_word))
         table = plane.kubectl("get", "windowsinstances", "-n", NAMESPACE)
         assert "containerd://2.4.2" in table
@@ -132,7 +132,7 @@ def test_a_node_on_docker_is_drained_moved_to_containerd_and_docker_stays_as_it_
         assert (docker.line, docker.start, list(docker.depends), docker.state) == before
         assert old.windows.services["kubelet"].depends == ["containerd"]
         said = until_told(plane, old, "InstanceChangeBegins")
-        assert "moves from Docker to containerd" in said["InstanceChangeBegins"]
+        assert "migration from Docker to containerd" in said["InstanceChangeBegins"]
 
 
 def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
@@ -160,7 +160,7 @@ def test_nodes_are_upgraded_one_by_one_and_one_that_fails_stops_the_others(
         assert node(plane, failed.node)["spec"]["unschedulable"]
         for one in (one for one in them if one is not failed):
             eventually(partial(is_phase, plane, one, "Waiting"))
-            why = f"{failed.address} failed while it changed"
+            why = f"the update of {failed.address} failed"
             eventually(partial(says, plane, one, why))
             assert status(plane, one)["version"] == "1.0.0"
             until_told(plane, one, "InstanceWaiting")
@@ -235,10 +235,10 @@ def test_a_stranger_s_certificate_is_not_approved_and_who_claims_to_be_an_instan
     with operator(plane, tmp_path):
         eventually(partial(is_at, plane, one, "1.0.0"))
         for name, subject in (
-            ("stranger", Subject("system:node:master")),
-            ("claims", Subject("system:node:win-k")),
+            ("stranger", CertificateSubject("system:node:master")),
+            ("claims", CertificateSubject("system:node:win-k")),
         ):
-            asked = base64.b64encode(Key.new().request(subject)).decode()
+            asked = base64.b64encode(PrivateKey.new().request(subject)).decode()
             spec = {
                 "request": asked,
                 "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
@@ -298,7 +298,7 @@ def test_a_new_key_takes_the_place_of_the_old_one_on_every_instance(
         allowed.write_text(public_line(other))
         plane.apply(key_secret(NAMESPACE, asyncssh.generate_private_key("ssh-ed25519")))
         eventually(partial(is_phase, plane, one, "Failed"))
-        assert "does not let Administrator in with this key" in status(plane, one)["failure"]
+        assert "rejects the user Administrator with this key" in status(plane, one)["failure"]
         plane.apply(key_secret(NAMESPACE, other))
         eventually(partial(is_at, plane, one, "1.0.0"))
 
@@ -315,7 +315,7 @@ def test_a_host_key_that_changed_is_not_trusted_until_somebody_says_so(
         wake(plane, "2")
         eventually(partial(is_phase, plane, one, "Failed"))
         failure = status(plane, one)["failure"]
-        assert "another machine may answer" in failure
+        assert "the host key of" in failure
         until_told(plane, one, "InstanceHostKeyChanged")
         assert condition(found(plane, f"{PATH}/{one.address}"), "Reachable")["status"] == "False"
         patch = ("--subresource=status", "--type=merge", "-p", '{"status":{"hostKey":""}}')
@@ -480,11 +480,11 @@ def test_of_machines_and_entries_one_changes_at_a_time_also_after_the_operator_d
         plane.request("DELETE", "/api/v1/nodes/win-t")
         fleet.come_back("win-u")
         running.start()
-        why = "one changes at a time, and now MachineSet win has to make another"
+        why = "one update at a time; in progress: MachineSet win has to create a Machine"
         eventually(partial(says, plane, entry, why))
         new = fleet.add("win-v", 22, features=dict(READY), does_not_start={"containerd"})
         put(plane, "machines", machine(plane, "m-4", new))
-        eventually(partial(says, plane, entry, "machine-m-4 failed while it changed"))
+        eventually(partial(says, plane, entry, "the update of machine-m-4 failed"))
         assert status(plane, entry)["version"] == "1.0.0"
         new.windows.does_not_start = set()
         use_machines(plane, 901)
@@ -496,7 +496,7 @@ def test_of_machines_and_entries_one_changes_at_a_time_also_after_the_operator_d
         payload(files, "1.2.0")
         eventually(partial(is_phase, plane, entry, "Failed"))
         put(plane, "machinesets", machine_set(1))
-        eventually(partial(says, plane, "machine-m-4", f"{entry.address} failed while it changed"))
+        eventually(partial(says, plane, "machine-m-4", f"the update of {entry.address} failed"))
         entry.windows.does_not_start = set()
         use_machines(plane)
         eventually(lambda: not found(plane, f"{MACHINES}/machines/m-4"))

@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.instance_fleet import config_map
-from tests.e2e.instance_operator import (
+from tests.e2e.windows_host import WindowsHost, windows_host
+from tests.e2e.windows_host.host import FRESH, READY
+from tests.e2e.windows_host.kubelet import playing_kubelet
+from tests.e2e.windows_host.machine import make_key
+from tests.e2e.windows_host.payload import lay_programs, replace_payload
+from tests.support.e2e.instance_fleet import config_map
+from tests.support.e2e.instance_operator import (
     Watching,
     in_time,
     is_at,
@@ -24,15 +29,10 @@ from tests.e2e.instance_operator import (
     status,
     until_told,
 )
-from tests.e2e.node_process import is_ready, node
-from tests.e2e.operator_process import NAMESPACE, configure
-from tests.e2e.windows_host import WindowsHost, windows_host
-from tests.e2e.windows_host.host import FRESH, READY
-from tests.e2e.windows_host.kubelet import playing_kubelet
-from tests.e2e.windows_host.machine import make_key
-from tests.e2e.windows_host.payload import lay_programs, replace_payload
+from tests.support.e2e.node_process import is_ready, node
+from tests.support.e2e.operator_process import NAMESPACE, configure
 
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 from winpod.instances.software.payload import make_payload
 
 __all__ = ["plane"]
@@ -88,7 +88,7 @@ def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
         until_told(plane, first, "InstanceStepFailed")
         others = [address for address in hosts if address != first]
         for address in others:
-            in_time(plane, partial(says, plane, address, f"{first} failed while it changed"))
+            in_time(plane, partial(says, plane, address, f"the update of {first} failed"))
         look_again(plane, 861)
         second = next_to_change(plane, watching, others)
         hosts[second].die()
@@ -102,7 +102,7 @@ def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
             look_again(plane, 862)
             in_time(plane, lambda: watching.look() and is_at(plane, second, "1.1.0"))
             look_again(plane, 863)
-            in_time(plane, lambda: says(plane, third, "MiB left"))
+            in_time(plane, lambda: says(plane, third, "MiB free"))
             until_told(plane, third, "InstanceUnfit")
         look_again(plane, 864)
         in_time(plane, lambda: watching.look() and all_are_at(plane, hosts, "1.1.0"))

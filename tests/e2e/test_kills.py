@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.e2e import runtime_deaths
-from tests.e2e.runtime_deaths import (
+from tests.support.e2e import runtime_kills
+from tests.support.e2e.runtime_kills import (
     CODE,
     Prepared,
     all_is_removed,
@@ -26,11 +26,11 @@ from tests.e2e.runtime_deaths import (
     goes_on_once_started,
     pod_is_stopped,
 )
-from tests.e2e.runtime_process import PATIENCE, DidNotStart, RuntimeProcess
+from tests.support.e2e.runtime_process import PATIENCE, DidNotStart, RuntimeProcess
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.images.base import Base
-from winpod.windows.errors import WinpodError
+from winpod.errors import WinpodError
+from winpod.images.base.builder import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,7 +67,7 @@ def deaths(
     prepare: Callable[[], Awaitable[str]],
     act: Callable[[str], Awaitable[Any]],
 ) -> AsyncIterator[str]:
-    return runtime_deaths.deaths(runtime, prepare, act, lambda total: range(1, total + 1))
+    return runtime_kills.deaths(runtime, prepare, act, lambda total: range(1, total + 1))
 
 
 async def nothing() -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.windows_container import Container, container
-from tests.images.layer_archives import archive, file, folder, link, unpack
+from tests.support.e2e.windows_container import Container, container
+from tests.support.layer_archives import archive, file, folder, link, unpack
 
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 from winpod.images.layers import NameMap
 from winpod.windows.builds import parse_build
 
@@ -37,7 +37,7 @@ def windows(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
     workspace = tmp_path_factory.mktemp("layers")
     layers = [workspace / "lower", workspace / "upper"]
     for content, layer in zip((LOWER, UPPER), layers, strict=True):
-        unpack(content, layer, names=NameMap.of(base.drive_c))
+        unpack(content, layer, names=NameMap.read_drive(base.drive_c))
     with container(base, parse_build("2022"), layers, workspace / "container") as one:
         yield one
 

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.compute.supervision import read_log
-from tests.cri.test_life import run_sandbox, start
+from tests.cri.test_container_lifecycle import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, ended, node, pulled
-from tests.images.registries import home, registry
+from tests.support.conmon_supervision import read_log
+from tests.support.registries import home, registry
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
+from winpod.cri.rpc import CriClient, RemoteError
 
 __all__ = ["home", "node", "registry"]
 
@@ -21,7 +21,7 @@ COUNT = ("cmd", "/c", f"for /l %i in (1,1,6000) do @({LINE})")
 PATIENCE = 300.0
 
 
-async def begin(client: Client, image: str, folder: Path, *command: str) -> str:
+async def begin(client: CriClient, image: str, folder: Path, *command: str) -> str:
     data = folder.with_name("data")
     data.mkdir()
     mount = api.Mount(host_path=str(data), container_path="C:\\data")
@@ -32,7 +32,7 @@ async def begin(client: Client, image: str, folder: Path, *command: str) -> str:
     return container
 
 
-async def reopen(client: Client, container: str) -> None:
+async def reopen(client: CriClient, container: str) -> None:
     await client.call("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=container))
 
 

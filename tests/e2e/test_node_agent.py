@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
 from tests.e2e.controlplane import IN_TIME, ControlPlane
-from tests.e2e.node_process import (
+from tests.support.e2e.bootstrap import bootstrap_token_of, requests_of
+from tests.support.e2e.node_process import (
     NodeProcess,
     condition,
     events_of,
@@ -25,8 +25,15 @@ from tests.e2e.node_process import (
     simulated_runtime,
     windows_pod,
 )
-from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, TAINT, pods_path, runtime_class
-from tests.e2e.waiting import eventually
+from tests.support.e2e.objects import (
+    BUILD_2019,
+    BUILD_2022,
+    PROCESS,
+    TAINT,
+    pods_path,
+    runtime_class,
+)
+from tests.support.e2e.waiting import eventually
 
 from winpod.cli.main import app
 

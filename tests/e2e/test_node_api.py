@@ -17,31 +17,31 @@ import aiohttp
 import pytest
 from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
-from tests.cri.test_images import push
-from tests.e2e import windows_programs
+from tests.cri.services.test_images import push
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import ROOM
 from tests.e2e.test_crictl import terminal
 from tests.e2e.test_runtime import Node
-from tests.images.registries import home, registry
-from tests.node.known_objects import facts_in
+from tests.support.e2e import windows_programs
+from tests.support.e2e.node_process import ROOM
+from tests.support.known_objects import node_config_in
+from tests.support.registries import home, registry
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import Base
-from winpod.node.access import read_kubeconfig
-from winpod.node.agent import Agent
-from winpod.node.api import ApiServer
-from winpod.node.api_source import ApiObjects, ClusterWide, of_node
-from winpod.node.following import Following
-from winpod.node.log_rotation import LogRotation
-from winpod.node.node_status import Machine
-from winpod.node.server import NodeServer
-from winpod.node.server_auth import ApiGate
-from winpod.node.server_listening import ServingFiles
-from winpod.node.server_parts import Parts
-from winpod.node.thresholds import Thresholds, parse_thresholds
-from winpod.node.volumes import Volumes
+from winpod.cri.rpc import CriClient
+from winpod.images.base.builder import Base
+from winpod.k8s.auth import ApiServerAuthorizer
+from winpod.k8s.client import ApiClient
+from winpod.k8s.informer import Reflector
+from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
+from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
+from winpod.kubelet.logs.rotation import LogRotation
+from winpod.kubelet.node.agent import NodeAgent
+from winpod.kubelet.node.node_status import MachineInfo
+from winpod.kubelet.server.context import ServerContext
+from winpod.kubelet.server.server import KubeletServer
+from winpod.kubelet.server.tls import TlsFiles
+from winpod.kubelet.volumes.manager import VolumeManager
 
 __all__ = ["home", "registry"]
 
@@ -65,7 +65,7 @@ class ApiNode:
     name: str
     image: str
     url: str
-    runtime: Client
+    runtime: CriClient
 
     async def run(self, *arguments: str, stdin: bytes = b"") -> Ran:
         async with self.running(*arguments) as process:
@@ -156,26 +156,30 @@ async def node(
     await asyncio.to_thread(control_plane.create_namespace, name)
     kubeconfig = control_plane.kubeconfig_for(f"system:node:{name}", "system:nodes")
     serving = control_plane.serving_certificate(f"{name}-serving", f"IP:{LOOPBACK}")
-    files = ServingFiles(serving.certificate, serving.key, control_plane.authority)
+    files = TlsFiles(serving.certificate, serving.key, control_plane.authority)
     runtime = Node(tmp_path, base)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(runtime)
-        server = ApiServer(read_kubeconfig(kubeconfig))
+        server = ApiClient(read_kubeconfig(kubeconfig))
         stack.push_async_callback(server.close)
         facts = replace(
-            facts_in(tmp_path / "node", handlers=frozenset(("runhcs-wcow-process",))),
+            node_config_in(tmp_path / "node", handlers=frozenset(("runhcs-wcow-process",))),
             name=name,
             internal_ip=LOOPBACK,
-            thresholds=parse_thresholds(ROOM, Thresholds()),
+            thresholds=parse_thresholds(ROOM, EvictionThresholds()),
         )
-        cluster = ClusterWide(server)
-        objects = ApiObjects(server, name, cluster)
-        agent = Agent(server, client, facts, Machine(), objects, Volumes(objects, facts))
-        own = NodeServer(Parts(facts, client, agent.engine, objects), ApiGate(server, name))
+        cluster = ClusterInformers(server)
+        objects = ApiObjectSource(server, name, cluster)
+        agent = NodeAgent(
+            server, client, facts, MachineInfo(), objects, VolumeManager(objects, facts)
+        )
+        own = KubeletServer(
+            ServerContext(facts, client, agent.kubelet, objects), ApiServerAuthorizer(server, name)
+        )
         await own.start(files, LOOPBACK, 0)
         stack.push_async_callback(own.close)
-        agent.registration.listens_at(own.port)
-        pods = Following(server, v1.Pod, "/api/v1/pods", agent, of_node(name))
+        agent.registration.set_server_port(own.port)
+        pods = Reflector(server, v1.Pod, "/api/v1/pods", agent, pods_of_node_selector(name))
         parts = (objects.run(), cluster.run(), pods.run(), agent.run())
         tasks = [asyncio.create_task(part) for part in parts]
         node = ApiNode(control_plane, name, image, f"https://{LOOPBACK}:{own.port}", client)
@@ -247,7 +251,7 @@ async def test_a_log_is_followed_while_it_is_rotated(node: ApiNode) -> None:
         for word in ("one", "two", "three"):
             attached.stdin.write(f"{word}\n".encode())
             assert await following.stdout.readline() == f"heard {word}\n".encode()
-            await LogRotation(node.runtime, max_bytes=10).look()
+            await LogRotation(node.runtime, max_bytes=10).rotate_all()
         attached.stdin.write(b"exit 0\n")
         assert await following.wait() == 0
     assert "one" not in await node.kubectl("logs", "web")

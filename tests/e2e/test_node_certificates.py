@@ -16,18 +16,23 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from lightkube.models import authentication_v1
-from tests.e2e.bootstrapping import bootstrap_token_of, requests_of
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.certificates import Certificate, new_authority
-from tests.e2e.node_process import NodeProcess, is_ready, node, simulated_runtime
-from tests.e2e.waiting import eventually
+from tests.support.e2e.bootstrap import bootstrap_token_of, requests_of
+from tests.support.e2e.node_process import NodeProcess, is_ready, node, simulated_runtime
+from tests.support.e2e.waiting import eventually
 
-from winpod.node.access import Access, read_kubeconfig, token_access, write_kubeconfig
-from winpod.node.api import ApiServer
-from winpod.node.certificate_metrics import Renewals
-from winpod.node.certificates import Key, of_node, utc_now, write_chain
-from winpod.node.credentials import Identity, keep_access, keep_client
-from winpod.windows.errors import Unavailable
+from winpod.clock import utc_now
+from winpod.errors import Unavailable
+from winpod.k8s.certificates import PrivateKey, node_subject, write_chain
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import RestConfig, read_kubeconfig, token_config, write_kubeconfig
+from winpod.kubelet.node.certificate_manager import (
+    NodeIdentity,
+    RenewalErrors,
+    rotate_client_certificate,
+    watch_kubeconfig,
+)
 
 NAME = "short-win"
 USER = f"system:node:{NAME}"
@@ -166,27 +171,27 @@ def test_certificates_are_renewed_in_time_and_authorities_believed_without_a_res
     assert left["client"] < 90
     assert left["server"] < 90
     assert is_ready(short_lived.plane, NAME)
-    assert "goes on with the new credentials" in short_lived.process.log.read_text()
+    assert "Reloaded the kubeconfig of node" in short_lived.process.log.read_text()
 
 
 async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_the_beginning(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    identity = Identity("late-win", tmp_path / "kubeconfig", tmp_path / "pki")
-    key, long_ago = Key.new(), utc_now() - timedelta(days=400)
-    write_chain(identity.client, key.self_signed(of_node("late-win"), long_ago), key)
+    identity = NodeIdentity("late-win", tmp_path / "kubeconfig", tmp_path / "pki")
+    key, long_ago = PrivateKey.new(), utc_now() - timedelta(days=400)
+    write_chain(identity.client, key.self_signed(node_subject("late-win"), long_ago), key)
     authority = control_plane.authority.read_bytes()
     write_kubeconfig(identity.kubeconfig, control_plane.server, authority, identity.client)
     with bootstrap_token_of(control_plane) as token:
 
-        async def joining() -> Access:
-            return token_access(control_plane.server, token, authority)
+        async def joining() -> RestConfig:
+            return token_config(control_plane.server, token, authority)
 
         access = read_kubeconfig(identity.kubeconfig)
-        server = ApiServer(access)
+        server = ApiClient(access)
         kept = asyncio.gather(
-            keep_client(identity, server, joining, Renewals()),
-            keep_access(identity, access, server),
+            rotate_client_certificate(identity, server, joining, RenewalErrors()),
+            watch_kubeconfig(identity, access, server),
         )
         try:
             async with asyncio.timeout(300):
@@ -197,7 +202,7 @@ async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_t
             await server.close()
 
 
-async def is_known(server: ApiServer) -> bool:
+async def is_known(server: ApiClient) -> bool:
     review = authentication_v1.SelfSubjectReview()
     try:
         answer = await server.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import KubectlFailed
-from tests.e2e.machines import Machine
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_cluster import (
+from tests.support.e2e.machines import Machine
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_cluster import (
     DATAGRAM,
     PEER,
     PORT,

@@ -17,7 +17,7 @@ from lightkube.models import core_v1 as v1
 from tests.e2e.controlplane import IN_TIME, ControlPlane
 from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.controlplane.processes import ServerProcess
-from tests.e2e.node_process import (
+from tests.support.e2e.node_process import (
     WINPOD,
     NodeProcess,
     condition,
@@ -29,24 +29,19 @@ from tests.e2e.node_process import (
     pod,
     windows_pod,
 )
-from tests.e2e.objects import pods_path
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_cluster import (
-    BUILDS,
-    WindowsCluster,
-    remove_sandboxes,
-    windows_spec,
-)
-from tests.e2e.windows_container import link_base
-from tests.node.known_objects import read
+from tests.support.e2e.objects import pods_path
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_cluster import BUILDS, WindowsCluster, remove_sandboxes, windows_spec
+from tests.support.e2e.windows_container import link_base
+from tests.support.known_objects import read
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
-from winpod.images.base import Base
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
-from winpod.node.api_source import ApiObjects, ClusterWide
-from winpod.windows.errors import Unavailable
+from winpod.cri.rpc import CriClient
+from winpod.errors import Unavailable
+from winpod.images.base.builder import Base
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers
 
 IMAGE = "registry.example/app:1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -144,7 +139,7 @@ def test_a_watch_whose_place_the_server_forgot_begins_anew_and_loses_nothing(
             os.kill(process.pid, signal.SIGCONT)
         eventually(lambda: is_pod_ready(control_plane, name, "comes"))
         eventually(lambda: is_pod_ready(control_plane, name, "leaves"))
-        assert "/api/v1/pods is listed again" in process.log.read_text()
+        assert "Watch of /api/v1/pods expired, listing again" in process.log.read_text()
         assert app_of(control_plane, name, "stays") == before
 
 
@@ -217,8 +212,8 @@ async def test_tokens_in_volumes_are_renewed_before_they_end(control_plane: Cont
     control_plane.apply(windows_pod("renewed", "web", IMAGE))
     web = read(v1.Pod, pod(control_plane, "renewed", "web"))
     now = [1000.0, 1.8e9]
-    server = ApiServer(read_kubeconfig(control_plane.kubeconfig))
-    objects = ApiObjects(server, "", ClusterWide(server), lambda: (now[0], now[1]))
+    server = ApiClient(read_kubeconfig(control_plane.kubeconfig))
+    objects = ApiObjectSource(server, "", ClusterInformers(server), lambda: (now[0], now[1]))
 
     async def token() -> str:
         return await objects.token("renewed", "default", "", 600, web)
@@ -440,7 +435,7 @@ def _pods(cluster: WindowsCluster, namespace: str) -> list[dict[str, Any]]:
 
 def _sandboxes(socket: Path, namespace: str) -> list[str]:
     async def listed() -> list[str]:
-        client = Client(f"unix:{socket}")
+        client = CriClient(f"unix:{socket}")
         try:
             answer = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
         finally:

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from tests.e2e.controlplane import IN_TIME
-from tests.e2e.node_process import events_of
-from tests.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_cluster import BUILDS, WindowsCluster, windows_spec
+from tests.support.e2e.node_process import events_of
+from tests.support.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_cluster import BUILDS, WindowsCluster, windows_spec
 
 SLEEP = ("cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
 BUILD_OF = {"win-2019": BUILD_2019, "win-2022": BUILD_2022}
@@ -43,8 +43,8 @@ def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_senten
         "hcs::CreateComputeSystem: "
         "The container operating system does not match the host operating system. "
         f"{image} has no build 10.0.20348; it has 10.0.17763. "
-        "It runs on a host of build 10.0.17763, or here with the handler "
-        "runhcs-wcow-hypervisor-17763: a RuntimeClass's, or --handler."
+        "It runs on a host of build 10.0.17763, or on this host with the handler "
+        "runhcs-wcow-hypervisor-17763 (set it in a RuntimeClass or with --handler)."
     )
     back_off = f'Back-off pulling image "{image}": ErrImagePull: {sentence}'
     told = {"ErrImagePull": sentence, "ImagePullBackOff": back_off}

@@ -5,13 +5,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.e2e.node_process import NodeProcess, is_ready, node, process_of_nodes
-from tests.e2e.objects import BUILD_2019, BUILD_2022
-from tests.e2e.windows_cluster import PEER, PORT, WindowsCluster, remove_sandboxes, windows_spec
+from tests.support.e2e.node_process import NodeProcess, is_ready, node, process_of_nodes
+from tests.support.e2e.objects import BUILD_2019, BUILD_2022
+from tests.support.e2e.windows_cluster import (
+    PEER,
+    PORT,
+    WindowsCluster,
+    remove_sandboxes,
+    windows_spec,
+)
 
-from winpod.images.base import Base
-from winpod.node.settings import this_machine
-from winpod.windows.quantities import parse_quantity
+from winpod.images.base.builder import Base
+from winpod.kubelet.node.node_options import machine_capacity
+from winpod.quantities import parse_quantity
 
 BUILDS = {"pair-2019": "2019", "pair-2022": "2022"}
 NAMESPACE = "pair"
@@ -56,7 +62,7 @@ def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine
     own, other = (cluster.address(NAMESPACE, name) for name in BUILDS)
     heard = cluster.exec(NAMESPACE, "pair-2019", PEER, "ask", f"http://{other}:{PORT}")
     assert f"heard {own}" in heard
-    machine = this_machine(tmp_path)
+    machine = machine_capacity(tmp_path)
     found = [node(cluster.plane, name)["status"]["capacity"] for name in BUILDS]
     assert sum(amount(one["cpu"]) for one in found) == machine.cpus
     assert 0 <= machine.memory_bytes - sum(amount(one["memory"]) for one in found) < 1 << 20

@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, is_ready, phase
-from tests.e2e.node_process import pod as found_pod
-from tests.e2e.objects import (
+from tests.support.e2e.node_process import NodeProcess, is_ready, phase
+from tests.support.e2e.node_process import pod as found_pod
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2025,
     HYPERVISOR,
@@ -40,7 +40,7 @@ from tests.e2e.objects import (
     runtime_class,
     windows_node,
 )
-from tests.e2e.operator_process import (
+from tests.support.e2e.operator_process import (
     NAMESPACE,
     OperatorProcess,
     ask_about_pods,
@@ -48,13 +48,13 @@ from tests.e2e.operator_process import (
     configure,
     use_settings,
 )
-from tests.e2e.waiting import eventually
-from tests.images.registries import auths, basic_registry, home, log_in, registry
+from tests.support.e2e.waiting import eventually
+from tests.support.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.cli.main import app
-from winpod.cluster.admission.secret import shared_certificates
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.operator.admission.certificates import shared_certificates
 
 __all__ = ["basic_registry", "home", "registry"]
 
@@ -431,11 +431,11 @@ def test_a_pod_that_only_has_to_wait_passes_with_a_warning(
         eventually(lambda: not create(plane, app_pod("x", image), "--dry-run=server").refusal)
         created = create(plane, app_pod("later", image))
         assert created.class_name == "windows-later"
-        assert "wait for a node that is not there" in created.warnings[0]
+        assert "wait for a node that does not exist yet" in created.warnings[0]
         large = push(home, registry, "large:1", "2022")
         asks = app_pod("large", large)
         asks["spec"]["containers"][0]["resources"] = {"requests": {"memory": "9000Gi"}}
-        assert "memory: asks for 9000Gi" in create(plane, asks).warnings[0]
+        assert "memory: requests 9000Gi" in create(plane, asks).warnings[0]
     finally:
         plane.kubectl("delete", "runtimeclass", "windows-later")
         eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").refusal)
@@ -463,7 +463,7 @@ def test_a_class_that_is_being_retired_takes_no_new_pods_and_says_why(
         eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").refusal)
         for name, spec in (("named", {"runtimeClassName": "windows-2019"}), ("unnamed", {})):
             refusal = create(plane, app_pod(name, image, **spec)).refusal
-            assert f"RuntimeClass windows-2019 takes no new pods: {why}" in refusal
+            assert f"RuntimeClass windows-2019 accepts no new pods: {why}" in refusal
     finally:
         plane.kubectl("annotate", "runtimeclass", "windows-2019", "winpod.dev/retiring-")
     eventually(lambda: create(plane, app_pod("again", image)).object)
@@ -515,7 +515,7 @@ def test_applying_a_workload_whose_pods_would_be_refused_says_so_at_once(
     image = push(home, registry, "newer:1", "2025")
     name = f"new-{kind.lower()}"
     (said,) = applied(plane, workload(kind, name, image, **WINDOWS))
-    assert said.startswith(f"winpod: pods of this {kind} will be refused: no node can run")
+    assert said.startswith(f"winpod: pods of this {kind} will be rejected: no node can run")
     again = workload(kind, name, image, **WINDOWS)
     again["metadata"]["labels"] = {"changed": "not-the-pods"}
     assert applied(plane, again) == []
@@ -580,7 +580,7 @@ def test_what_is_no_review_is_answered_with_a_no_and_harms_nobody(
 
 async def test_replicas_that_begin_at_once_share_one_authority(plane: ControlPlane) -> None:
     plane.create_namespace("replicas")
-    api = ApiServer(read_kubeconfig(plane.kubeconfig))
+    api = ApiClient(read_kubeconfig(plane.kubeconfig))
     try:
         many = await asyncio.gather(
             *(shared_certificates(api, "replicas", ("a.svc",)) for _ in range(5))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import NodeProcess, events_of, is_ready, node
-from tests.e2e.objects import (
+from tests.support.e2e.node_process import NodeProcess, events_of, is_ready, node
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
     BUILD_2025,
@@ -25,7 +25,7 @@ from tests.e2e.objects import (
     windows_labels,
     windows_node,
 )
-from tests.e2e.operator_process import (
+from tests.support.e2e.operator_process import (
     NAMESPACE,
     OperatorProcess,
     classes,
@@ -33,13 +33,13 @@ from tests.e2e.operator_process import (
     leader,
     lease,
 )
-from tests.e2e.waiting import eventually
+from tests.support.e2e.waiting import eventually
 
-from winpod.cluster.leading import LEASE_SECONDS
-from winpod.cluster.live import read_cluster
-from winpod.cluster.view import Kind, View
-from winpod.node.access import read_kubeconfig
-from winpod.node.api import ApiServer
+from winpod.check.live_cluster import read_live_cluster
+from winpod.k8s.client import ApiClient
+from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.leader_election import LEASE_SECONDS
+from winpod.operator.cluster_cache import CachedKind, ClusterCache
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 SETTINGS = "classes: {removeAfterSeconds: 0}"
@@ -119,7 +119,7 @@ def test_classes_appear_for_the_builds_of_a_mixed_cluster(
     labels = node(plane, "linux")["metadata"]["labels"]
     assert not [key for key in labels if "winpod" in key]
     assert operator.answer("/healthz")[0] == 200
-    eventually(lambda: operator.answer("/readyz") == (200, "leads\n"))
+    eventually(lambda: operator.answer("/readyz") == (200, "leader\n"))
 
 
 def test_simulated_nodes_get_the_classes_of_their_builds(
@@ -160,7 +160,7 @@ def test_a_class_of_somebody_else_is_left_alone_and_told(
     plane.apply(theirs)
     add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
     eventually(lambda: "windows-2022" in classes(plane))
-    eventually(lambda: operator.said("was not made by winpod and is left alone"))
+    eventually(lambda: operator.said("is not managed by winpod and is not changed"))
     eventually(lambda: "ClassNotChanged" in reasons(plane, "default", "windows-2019"))
     assert classes(plane)["windows-2019"]["handler"] == "their-handler"
     plane.kubectl("delete", "node", "old")
@@ -178,7 +178,7 @@ def test_a_class_whose_last_node_went_stays_while_a_pod_uses_it(
     until_used(operator, "windows-2019")
     plane.kubectl("delete", "node", "old", "new")
     eventually(lambda: "windows-2022" not in classes(plane))
-    eventually(lambda: operator.said('RuntimeClass "windows-2019" has no node any more'))
+    eventually(lambda: operator.said('RuntimeClass "windows-2019" has no nodes and is kept'))
     assert "windows-2019" in classes(plane)
     plane.kubectl("delete", "pod", "last", "-n", "apps", "--force", "--grace-period=0")
     eventually(lambda: not classes(plane))
@@ -192,7 +192,7 @@ def test_a_class_with_another_handler_is_replaced_when_no_pod_uses_it(
     until_used(operator, "windows-2019")
     add_nodes(plane, windows_node("old", BUILD_2019))
     plane.kubectl("label", "runtimeclass", "windows-2019", *(f"{k}={v}" for k, v in OURS.items()))
-    eventually(lambda: operator.said('RuntimeClass "windows-2019" stays until no pod uses it'))
+    eventually(lambda: operator.said('RuntimeClass "windows-2019" is kept until no pod uses it'))
     assert classes(plane)["windows-2019"]["handler"] == "another-handler"
     plane.kubectl("delete", "pod", "user", "-n", "apps", "--force", "--grace-period=0")
     eventually(lambda: classes(plane).get("windows-2019", {}).get("handler") == PROCESS)
@@ -259,7 +259,7 @@ def test_a_mistake_in_the_settings_and_a_restart_are_no_reason_to_act_by_the_def
     operator.start()
     try:
         eventually(lambda: "SettingsNotUsed" in reasons(plane, NAMESPACE, "winpod-operator"))
-        waits = (503, "the settings cannot be used, see the log\n")
+        waits = (503, "the settings are invalid, see the log\n")
         eventually(lambda: operator.answer("/readyz") == waits)
         add_nodes(plane, windows_node("new", BUILD_2022))
         known = f'winpod_nodes{{build="{BUILD_2022}'
@@ -286,7 +286,7 @@ def test_settings_that_are_deleted_stay_and_are_missed(
 def test_an_operator_goes_on_after_the_api_server_was_away(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
-    eventually(lambda: operator.answer("/readyz") == (200, "leads\n"))
+    eventually(lambda: operator.answer("/readyz") == (200, "leader\n"))
     plane.stop_api_server()
     time.sleep(2)
     plane.start_api_server()
@@ -314,12 +314,12 @@ def taking(name: str, node: str, cpu: str) -> dict[str, Any]:
 
 
 async def _follow_changes(plane: ControlPlane) -> None:
-    api = ApiServer(read_kubeconfig(plane.kubeconfig))
-    view = View(api)
-    uses = view.subscribe(Kind.USE)
+    api = ApiClient(read_kubeconfig(plane.kubeconfig))
+    view = ClusterCache(api)
+    uses = view.subscribe(CachedKind.USAGE)
     following = asyncio.create_task(view.run())
     try:
-        await view.until_known()
+        await view.wait_synced()
         await _until_alike(view, plane)
         assert view.used_classes() == {"", "guest"}
         for change in (
@@ -346,11 +346,11 @@ async def _follow_changes(plane: ControlPlane) -> None:
 _ENDED = '{"status": {"phase": "Succeeded"}}'
 
 
-async def _until_alike(view: View, plane: ControlPlane) -> None:
+async def _until_alike(view: ClusterCache, plane: ControlPlane) -> None:
     """Node by node, class by class; an operator of another test may still change some."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        live = await asyncio.to_thread(read_cluster, plane.kubeconfig)
+        live = await asyncio.to_thread(read_live_cluster, plane.kubeconfig)
         seen = view.cluster()
         nodes = ({n.name: n for n in seen.nodes}, {n.name: n for n in live.nodes})
         classes_of = (dict(seen.classes), {known.name: known for known in live.classes})
@@ -371,15 +371,15 @@ def test_of_two_operators_on_one_machine_one_leads(
             def told() -> list[str]:
                 return [one.answer("/readyz")[1] for one in (a, b)]
 
-            eventually(lambda: sorted(told()) == ["leads\n", "waits to lead\n"])
+            eventually(lambda: sorted(told()) == ["leader\n", "standby\n"])
             assert leader(plane).startswith(f"{platform.node()}-")
             time.sleep(5)
-            seen = eventually(told, lambda now: sorted(now) == ["leads\n", "waits to lead\n"])
-            first, second = (a, b) if seen[0] == "leads\n" else (b, a)
+            seen = eventually(told, lambda now: sorted(now) == ["leader\n", "standby\n"])
+            first, second = (a, b) if seen[0] == "leader\n" else (b, a)
             held_by = leader(plane)
             first.stop()
             assert leader(plane) != held_by, "it has given it back"
-            eventually(lambda: second.answer("/readyz") == (200, "leads\n"))
+            eventually(lambda: second.answer("/readyz") == (200, "leader\n"))
     finally:
         operator.start()
 
@@ -390,7 +390,7 @@ def test_of_two_operators_one_leads_and_the_other_takes_over(
     """Killed, it is waited for until its lease has run out; stopped, it has given it back."""
     eventually(lambda: leader(plane) == operator.name)
     with OperatorProcess(plane, tmp_path, "two") as second:
-        eventually(lambda: second.answer("/readyz") == (200, "waits to lead\n"))
+        eventually(lambda: second.answer("/readyz") == (200, "standby\n"))
         renewed = datetime.fromisoformat(lease(plane)["renewTime"])
         operator.kill()
         add_nodes(plane, windows_node("old", BUILD_2019))
@@ -401,6 +401,6 @@ def test_of_two_operators_one_leads_and_the_other_takes_over(
         since = datetime.fromisoformat(made["metadata"]["creationTimestamp"])
         assert since >= taken.replace(microsecond=0)
         operator.start()
-        eventually(lambda: operator.answer("/readyz") == (200, "waits to lead\n"))
+        eventually(lambda: operator.answer("/readyz") == (200, "standby\n"))
     assert leader(plane) in ("", operator.name)
     eventually(lambda: leader(plane) == operator.name)

@@ -21,15 +21,15 @@ from tests.e2e.helm import (
     plain_manifests,
     rendered,
 )
-from tests.e2e.node_process import found
-from tests.e2e.objects import BUILD_2019, add_nodes, windows_node
-from tests.e2e.operator_process import OperatorProcess, classes
-from tests.e2e.waiting import eventually
+from tests.support.e2e.node_process import found
+from tests.support.e2e.objects import BUILD_2019, add_nodes, windows_node
+from tests.support.e2e.operator_process import OperatorProcess, classes
+from tests.support.e2e.waiting import eventually
 
 from winpod import __version__
-from winpod.cluster.custom_resources import GROUP
-from winpod.cluster.settings import CONFIG_KEY, CONFIG_MAP, Settings, read_settings
-from winpod.cluster.upgrade.resource import PLURAL
+from winpod.k8s.crd import GROUP
+from winpod.operator.settings import CONFIG_KEY, CONFIG_MAP, OperatorSettings, read_settings
+from winpod.operator.upgrade.resource import PLURAL
 
 CHOICES = {
     "defaults": (),
@@ -95,7 +95,7 @@ def test_whatever_is_chosen_the_api_server_takes_it(
     plane.kubectl(*apply, "--validate=strict", "-f", "-", stdin=text)
     settings = named(objects(text), "ConfigMap")
     assert settings["metadata"]["name"] == CONFIG_MAP
-    assert isinstance(read_settings(settings["data"][CONFIG_KEY]), Settings)
+    assert isinstance(read_settings(settings["data"][CONFIG_KEY]), OperatorSettings)
 
 
 def test_prometheus_is_led_to_the_metrics_where_that_is_chosen(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_an_operator_without_a_webhook_has_all_the_rights_that_it_wants(
         with operator:
             add_nodes(plane, windows_node("old", BUILD_2019))
             eventually(lambda: "windows-2019" in classes(plane))
-            eventually(lambda: operator.answer("/readyz") == (200, "leads\n"))
+            eventually(lambda: operator.answer("/readyz") == (200, "leader\n"))
             troubles = [line for line in operator.lines() if line["level"] != "info"]
             assert not troubles
             assert not [line for line in operator.lines() if "webhook_port" in line]

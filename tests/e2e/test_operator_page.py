@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.winpod import winpod
-from tests.e2e.chromium import Tables, document, first_pixel, screenshot
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.helm import objects, rendered
-from tests.e2e.node_process import events_of, found
-from tests.e2e.objects import (
+from tests.support.e2e.chromium import Tables, document, first_pixel, screenshot
+from tests.support.e2e.node_process import events_of, found
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
     HYPERVISOR,
@@ -30,17 +29,13 @@ from tests.e2e.objects import (
     pods_path,
     windows_node,
 )
-from tests.e2e.operator_process import (
-    OperatorProcess,
-    ask_about_pods,
-    classes,
-    configure,
-)
-from tests.e2e.waiting import eventually
-from tests.images.registries import docker_registry
+from tests.support.e2e.operator_process import OperatorProcess, ask_about_pods, classes, configure
+from tests.support.e2e.waiting import eventually
+from tests.support.registries import docker_registry
+from tests.support.winpod_cli import winpod
 
 from winpod.cli.main import app
-from winpod.cluster.upgrade.resource import UPGRADES
+from winpod.operator.upgrade.resource import UPGRADES
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 BUILD = "node.kubernetes.io/windows-build"

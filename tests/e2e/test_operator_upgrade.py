@@ -18,15 +18,8 @@ from typing import Any
 
 import pytest
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.node_process import (
-    NodeProcess,
-    condition,
-    events_of,
-    found,
-    is_ready,
-    node,
-)
-from tests.e2e.objects import (
+from tests.support.e2e.node_process import NodeProcess, condition, events_of, found, is_ready, node
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
     HYPERVISOR,
@@ -37,17 +30,17 @@ from tests.e2e.objects import (
     runtime_class,
     windows_node,
 )
-from tests.e2e.operator_process import NAMESPACE as SYSTEM
-from tests.e2e.operator_process import OperatorProcess, ask_about_pods, classes
-from tests.e2e.upgrade_kills import upgrade_until
-from tests.e2e.waiting import eventually
-from tests.images.registries import auths, basic_registry, home, log_in, registry
+from tests.support.e2e.operator_process import NAMESPACE as SYSTEM
+from tests.support.e2e.operator_process import OperatorProcess, ask_about_pods, classes
+from tests.support.e2e.upgrade_kills import upgrade_until
+from tests.support.e2e.waiting import eventually
+from tests.support.registries import auths, basic_registry, home, log_in, registry
 
-from winpod.cluster.seen import RETIRING
-from winpod.cluster.upgrade.asked import Way
-from winpod.cluster.upgrade.resource import CRD, UPGRADES
-from winpod.node.access import Access, read_kubeconfig
-from winpod.windows.objects import RuntimeClass
+from winpod.k8s.kubeconfig import RestConfig, read_kubeconfig
+from winpod.operator.cached_objects import RETIRING_ANNOTATION
+from winpod.operator.upgrade.resource import CRD, UPGRADES
+from winpod.operator.upgrade.spec import UpgradeStrategy
+from winpod.placement.model import RuntimeClass
 
 __all__ = ["basic_registry", "home", "registry"]
 
@@ -253,7 +246,7 @@ def is_cordoned(plane: ControlPlane, name: str) -> bool:
 
 def retiring(plane: ControlPlane) -> str:
     annotations = found(plane, OLD_CLASS)["metadata"].get("annotations", {})
-    return str(annotations.get(RETIRING, ""))
+    return str(annotations.get(RETIRING_ANNOTATION, ""))
 
 
 FOR_NOBODY = {"key": "runs-nothing", "effect": "NoSchedule"}
@@ -332,7 +325,7 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         eventually(partial(is_cordoned, plane, "old-late"))
         done = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
         assert done.returncode == 0, done.stderr
-        assert "Deployment shop/stuck keeps its old nodes" in done.stdout
+        assert "Deployment shop/stuck stays on its old nodes" in done.stdout
         assert nodes_of(plane, "stuck") == {"old-a"}
         assert nodes_of(plane, "free") == {"new-a"}
         undone = winpod("upgrade", "undo", "--yes", "--kubeconfig", str(plane.kubeconfig))
@@ -366,7 +359,7 @@ def test_a_class_that_selects_the_new_nodes_brings_its_pods_there_and_back_when_
         deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
         assert nodes_of(plane, "classy") == {"old-a"}
         template = found(plane, f"{APPS}/classy")["spec"]["template"]
-        asked = {"way": str(Way.NODE_SELECTOR), "patchWorkloads": False}
+        asked = {"way": str(UpgradeStrategy.NODE_SELECTOR), "patchWorkloads": False}
         ask(plane, **asked)
         eventually(lambda: phase(plane) == "Done")
         eventually(lambda: (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"new-a"}))
@@ -438,7 +431,7 @@ def all_that_an_upgrade_changes(plane: ControlPlane) -> Any:
     return (
         [RuntimeClass.from_object(obj) for obj in classes],
         [obj["metadata"].get("labels") for obj in classes],
-        [obj["metadata"].get("annotations", {}).get(RETIRING) for obj in classes],
+        [obj["metadata"].get("annotations", {}).get(RETIRING_ANNOTATION) for obj in classes],
         [(n["metadata"]["labels"], n["spec"].get("unschedulable", False)) for n in nodes],
         class_of(plane, "idle"),
     )
@@ -468,10 +461,10 @@ def bare_cluster(plane: ControlPlane) -> Iterator[None]:
     plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", list(UpgradeStrategy))
 @pytest.mark.usefixtures("bare_cluster")
 def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
-    plane: ControlPlane, way: Way
+    plane: ControlPlane, way: UpgradeStrategy
 ) -> None:
     access = read_kubeconfig(plane.kubeconfig)
     before = all_that_an_upgrade_changes(plane)
@@ -488,12 +481,12 @@ def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
         asyncio.run(upgrade_until(access, NAME, "Undone"))
         assert all_that_an_upgrade_changes(plane) == before, writes
         plane.request("DELETE", UPGRADE)
-        writes += 2 if way is Way.NEW_CLASS else 4
+        writes += 2 if way is UpgradeStrategy.NEW_CLASS else 4
     ask(plane, way=str(way), oldNodes="remove", leaveBehind=True)
     asyncio.run(upgrade_until(access, NAME, "Done"))
     assert (node(plane, "old-a"), bool(node(plane, "new-a"))) == ({}, True)
     handlers = {one.name: one.handler for one in after[0]}
-    expected = {Way.SAME_CLASS: GUEST}.get(way, PROCESS)
+    expected = {UpgradeStrategy.SAME_CLASS: GUEST}.get(way, PROCESS)
     assert handlers["windows-2019"] == expected
 
 
@@ -517,7 +510,7 @@ def test_one_that_is_deleted_under_way_goes_only_after_it_was_undone_whoever_die
         writes += 3
 
 
-def blocked_at_its_node(plane: ControlPlane) -> Access:
+def blocked_at_its_node(plane: ControlPlane) -> RestConfig:
     """By a pod that nobody would make again; then both are gone."""
     bare = f"/api/v1/namespaces/{NAMESPACE}/pods/bare"
     spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], "nodeName": "old-a"}
@@ -538,13 +531,13 @@ def test_a_machine_that_was_set_up_anew_under_its_name_is_left_alone(plane: Cont
     access = blocked_at_its_node(plane)
     add_nodes(plane, windows_node("old-a", BUILD_2022))
     asyncio.run(upgrade_until(access, NAME, "Done"))
-    assert "left alone" in steps_of(plane, "drain")["old-a"]["message"]
+    assert "is not changed" in steps_of(plane, "drain")["old-a"]["message"]
     assert "runs 10.0.20348" in steps_of(plane, "remove-node")["old-a"]["message"]
     assert not is_cordoned(plane, "old-a")
     plane.kubectl("cordon", "old-a")
     ask(plane, oldNodes="remove", undo=True)
     asyncio.run(upgrade_until(access, NAME, "Undone"))
-    assert "left alone" in steps_of(plane, "cordon")["old-a"]["message"]
+    assert "is not changed" in steps_of(plane, "cordon")["old-a"]["message"]
     assert is_cordoned(plane, "old-a")
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.compute.supervision import until
-from tests.cri.test_life import run_sandbox, start
-from tests.e2e import windows_programs
+from tests.cri.test_container_lifecycle import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, node, pulled
-from tests.e2e.windows_container import unpack_content
-from tests.e2e.windows_shell import Shell, windows_shell
-from tests.images.registries import home, registry
+from tests.support.conmon_supervision import until
+from tests.support.e2e import windows_programs
+from tests.support.e2e.windows_container import unpack_content
+from tests.support.e2e.windows_silo import Shell, windows_shell
+from tests.support.registries import home, registry
 
-from winpod.compute.agent import Finished, Program
-from winpod.compute.errors import PipeRefused
-from winpod.compute.pipes import Pipe, start_relay, write_pipes
+from winpod.compute.agent.client import Program, ProgramResult
+from winpod.compute.errors import NamedPipeFailed
+from winpod.compute.wine.backend import NamedPipe, start_pipe_relay, write_named_pipes
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 __all__ = ["home", "node", "registry"]
 
@@ -85,15 +85,15 @@ def shell(base: Base, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -
     }
     layer = unpack_content(base, content, tmp_path_factory.mktemp("layer"))
     with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
-        pipes = [Pipe("web", sockets / "web.sock"), Pipe("Écho", sockets / "echo")]
-        write_pipes(running.folder, pipes)
+        pipes = [NamedPipe("web", sockets / "web.sock"), NamedPipe("Écho", sockets / "echo")]
+        write_named_pipes(running.folder, pipes)
         asyncio.run(start_relay_when_up(running))
         yield running
 
 
 async def start_relay_when_up(shell: Shell) -> None:
     await asyncio.wait_for(shell.agent.ping(), PATIENCE)
-    await start_relay(shell.folder)
+    await start_pipe_relay(shell.folder)
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
@@ -111,7 +111,7 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[None]:
         os.unlink(path)  # noqa: PTH108
 
 
-async def run(shell: Shell, *words: object) -> Finished:
+async def run(shell: Shell, *words: object) -> ProgramResult:
     line = " ".join(map(str, ("C:\\app\\node.exe", "C:\\app\\client.js", *words)))
     return await asyncio.wait_for(shell.agent.run(Program(line)), PATIENCE)
 
@@ -222,7 +222,7 @@ async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
 ) -> None:
     layer = unpack_content(base, {"app/x.txt": "x"}, tmp_path)
     with windows_shell(base, layer, tmp_path / "short") as short:
-        write_pipes(short.folder, [Pipe("one", tmp_path / "none")])
+        write_named_pipes(short.folder, [NamedPipe("one", tmp_path / "none")])
         await start_relay_when_up(short)
         [process] = relays(short.folder)
         assert parent(process) == 1
@@ -232,11 +232,11 @@ async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
 
 async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    write_pipes(tmp_path, [Pipe("one", tmp_path / "none")])
-    with pytest.raises(PipeRefused, match="does not answer"):
-        await start_relay(tmp_path)
-    write_pipes(tmp_path, [])
-    await start_relay(tmp_path)
+    write_named_pipes(tmp_path, [NamedPipe("one", tmp_path / "none")])
+    with pytest.raises(NamedPipeFailed, match="does not answer"):
+        await start_pipe_relay(tmp_path)
+    write_named_pipes(tmp_path, [])
+    await start_pipe_relay(tmp_path)
 
 
 async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too(
@@ -287,5 +287,5 @@ async def test_a_socket_on_a_path_is_refused_with_what_to_do(
         image = await pulled(client, home, registry)
         sandbox = await run_sandbox(client)
         mounts = [api.Mount(host_path=str(tmp_path / "host.sock"), container_path="C:\\s.sock")]
-        with pytest.raises(RemoteError, match=r"Mount it on .*pipe.NAME, and open that"):
+        with pytest.raises(RemoteError, match=r"Mount it on .*pipe.NAME and open that"):
             await create_with(client, sandbox, image, ("cmd",), "app", {"mounts": mounts})

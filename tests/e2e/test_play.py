@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e import stories
-from tests.e2e.command_line import Winpod, until_unlocked, winpod
-from tests.e2e.waiting import eventually
-from tests.e2e.windows_programs import once
+from tests.support.e2e import stories
+from tests.support.e2e.command_line import Winpod, until_unlocked, winpod
+from tests.support.e2e.waiting import eventually
+from tests.support.e2e.windows_programs import once
 
-from winpod.node.play.server import socket_path
+from winpod.play.server import socket_path
 
 __all__ = ["winpod"]
 
@@ -101,7 +101,7 @@ def played(winpod: Winpod, tmp_path: Path) -> Iterator[Played]:
     Played(winpod, tmp_path).wait_for_the_end()
     assert not list((winpod.root / "nodes").iterdir())
     assert str(winpod.root) not in Path("/proc/self/mountinfo").read_text()
-    assert "a round was cut short" not in Played(winpod, tmp_path).log
+    assert "Reconcile failed" not in Played(winpod, tmp_path).log
 
 
 def template(image: str = "registry.example/web:1.0", **spec: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.e2e.controlplane import Answer, ControlPlane
 
-from winpod.windows.pod_api import FIELD_RULES, Behaviour, FieldRule
+from winpod.windows.pod_api.linter import FIELD_RULES, Behaviour, FieldRule
 
 NAMESPACE = "pod-api"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

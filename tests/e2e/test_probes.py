@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.command_line import Winpod, winpod
 from tests.e2e.health_server import health_server
+from tests.support.e2e.command_line import Winpod, winpod
 
-from winpod.node.play.server import socket_path
+from winpod.play.server import socket_path
 
 __all__ = ["winpod"]
 

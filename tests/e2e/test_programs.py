@@ -6,14 +6,14 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from tests.e2e import windows_programs
-from tests.e2e.command_line import Winpod, winpod_in
 from tests.e2e.crictl import Crictl
-from tests.e2e.programs_table import DO_NOT_RUN, RUN, Missing, Program, document
-from tests.e2e.waiting import eventually
+from tests.support.e2e import windows_programs
+from tests.support.e2e.command_line import Winpod, winpod_in
+from tests.support.e2e.programs_table import DO_NOT_RUN, RUN, Missing, Program, document
+from tests.support.e2e.waiting import eventually
 
-from winpod.images.base import Base
-from winpod.network.namespaces import inside
+from winpod.images.base.builder import Base
+from winpod.network.netns import run_in_netns
 
 SERVER = """\
 const server = require('http').createServer((request, answer) => answer.end('node on ' +
@@ -149,4 +149,4 @@ def fetch(winpod: Winpod, url: str) -> str:
         with urlopen(url, timeout=300) as answer:
             return str(answer.read().decode())
 
-    return inside(Path(f"/run/netns/{winpod.netns}"), get)
+    return run_in_netns(Path(f"/run/netns/{winpod.netns}"), get)

@@ -6,12 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.e2e import windows_programs as programs
-from tests.e2e.windows_container import Container, container, unpack_content
+from tests.support.e2e import windows_programs as programs
+from tests.support.e2e.windows_container import Container, container, unpack_content
 
-from winpod.images.base import Base, refuse_foreign_program
-from winpod.images.base_errors import CannotRun
-from winpod.images.base_recipe import ABSENT
+from winpod.images.base.builder import Base, refuse_unsupported_program
+from winpod.images.base.recipe import STUB_PROGRAMS
+from winpod.images.errors import UnsupportedProgram
 from winpod.windows.builds import Build, parse_build
 
 BUILDS = ("10.0.17763.805", "10.0.20348.2113", "10.0.26100.1742")
@@ -31,7 +31,8 @@ SPAWN = (
 @pytest.fixture(scope="session")
 def layer(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     absent = "\r\n".join(
-        f"{name} /? 2>>C:\\said.txt\r\necho {name} %ERRORLEVEL%>>C:\\codes.txt" for name in ABSENT
+        f"{name} /? 2>>C:\\said.txt\r\necho {name} %ERRORLEVEL%>>C:\\codes.txt"
+        for name in STUB_PROGRAMS
     )
     content: dict[str, Path | str] = {
         "app/node.exe": programs.node(),
@@ -147,9 +148,9 @@ def test_absent_programs_say_so_and_fail(base: Base, start: Callable[..., Contai
     assert one.run("cmd", "/c", r"C:\app\absent.bat").code == 0
     codes = dict(line.split() for line in (one.written / "codes.txt").read_text().splitlines())
     said = (one.written / "said.txt").read_text()
-    assert codes == dict.fromkeys(ABSENT, "9009")
+    assert codes == dict.fromkeys(STUB_PROGRAMS, "9009")
     for name in base.absent:
-        assert f"{name} is not in this base: {ABSENT[name]}." in said
+        assert f"{name} is not in this base: {STUB_PROGRAMS[name]}." in said
     assert {"powershell", "dism", "icacls", "setx", "netsh"} <= set(base.absent)
 
 
@@ -171,9 +172,9 @@ def test_an_images_own_program_goes_before_an_absent_one_and_before_winpods(
 
 
 def test_a_32bit_program_is_refused_by_a_base_without_32bit(base: Base, layer: Path) -> None:
-    with pytest.raises(CannotRun, match="--with-32bit"):
-        refuse_foreign_program(base, layer / "Files/app/hello-386.exe")
-    refuse_foreign_program(base, layer / "Files/app/ruff.exe")
+    with pytest.raises(UnsupportedProgram, match="--with-32bit"):
+        refuse_unsupported_program(base, layer / "Files/app/hello-386.exe")
+    refuse_unsupported_program(base, layer / "Files/app/ruff.exe")
 
 
 def test_a_base_with_32bit_runs_both(
@@ -185,7 +186,7 @@ def test_a_base_with_32bit_runs_both(
         "app/go64.exe": programs.go_program(),
     }
     layer = unpack_content(base_32bit, content, tmp_path)
-    refuse_foreign_program(base_32bit, layer / "Files/app/go32.exe")
+    refuse_unsupported_program(base_32bit, layer / "Files/app/go32.exe")
     one = start(layer, on=base_32bit)
     done = one.run(r"C:\app\ruff32.exe", "--version")
     assert (done.code, done.output.strip()) == (0, programs.RUFF.replace("==", " "))

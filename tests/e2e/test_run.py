@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.command_line import Winpod, image, winpod
-from tests.e2e.waiting import eventually
+from tests.support.e2e.command_line import Winpod, image, winpod
+from tests.support.e2e.waiting import eventually
 
 __all__ = ["image", "winpod"]
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(winpod: Winpod, image: 
         (125, ("-p", "http", image), '"http" is not a pair of ports.'),
         (125, ("--memory", "much", image), '"much" is not an amount of memory.'),
         (125, ("-v", "/tmp:C:\\", image), "destination path can not be C drive"),
-        (125, ("-t", image), "-t needs a terminal"),
+        (125, ("-t", image), "-t requires a terminal"),
         (125, ("--pull", "never", "registry.invalid/none:1"), "registry.invalid/none:1"),
         (125, ("--isolation", "hypervisor", image), "hypervisor isolation"),
     )

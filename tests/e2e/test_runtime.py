@@ -6,26 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_images import push
-from tests.cri.test_life import create, run_sandbox, start, status
-from tests.images.registries import home, registry
+from tests.cri.services.test_images import push
+from tests.cri.test_container_lifecycle import create, run_sandbox, start, status
+from tests.support.registries import home, registry
 
-from winpod.compute.shell_house import ShellHouse
-from winpod.compute.shells import Shells
-from winpod.compute.wine import WineBackend
+from winpod.compute.process.driver import ProcessIsolation
+from winpod.compute.silo_pool import SiloPool
+from winpod.compute.wine.backend import WineBackend
+from winpod.config import Subnet
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client, RemoteError
-from winpod.cri.server import Parts, Server
-from winpod.cri.state import State
-from winpod.images.base import Base
-from winpod.images.pull import Puller
-from winpod.images.store import Store
-from winpod.network.attachments import Attached, Attachment, Dns
+from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.server import CriServer, ServerComponents
+from winpod.cri.state import RuntimeState
+from winpod.images.base.builder import Base
+from winpod.images.pull.puller import Puller
+from winpod.images.store.store import Store
+from winpod.network.attachments import Attachment, AttachResult, Dns
 from winpod.network.cni import Cni
-from winpod.network.counters import Counters, read_counters
-from winpod.network.namespaces import Namespaces
-from winpod.network.sandboxes import SandboxNetworks
-from winpod.network.settings import Subnet
+from winpod.network.netns import InterfaceCounters, NetworkNamespaces, read_counters
+from winpod.network.sandbox_network import CniSandboxNetwork
 from winpod.windows.builds import parse_build
 from winpod.windows.isolation import Isolation
 
@@ -38,14 +37,14 @@ class LonelyNetworks:
     """A stand-in for CNI: namespaces are real and lead nowhere but to themselves."""
 
     def __init__(self, directory: Path) -> None:
-        self.namespaces = Namespaces(directory)
+        self.namespaces = NetworkNamespaces(directory)
 
     async def connect(
         self, attachment: Attachment, netns: Path | None, opened: Callable[[], None]
-    ) -> Attached:
+    ) -> AttachResult:
         self.namespaces.create(attachment.sandbox_id, netns)
         opened()
-        return Attached("lonely", ("127.0.0.1",), Dns(), {})
+        return AttachResult("lonely", ("127.0.0.1",), Dns(), {})
 
     async def disconnect(self, sandbox_id: str) -> None:
         self.namespaces.remove(sandbox_id)
@@ -54,16 +53,16 @@ class LonelyNetworks:
         self, sandbox_id: str, port: int, addresses: Sequence[str] = ()
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         nowhere = self.namespaces.directory / "nowhere"
-        networks = SandboxNetworks(self.namespaces, Cni(nowhere, (), nowhere))
+        networks = CniSandboxNetwork(self.namespaces, Cni(nowhere, (), nowhere))
         return await networks.dial(sandbox_id, port, addresses)
 
-    def holds(self, sandbox_id: str) -> bool:
+    def is_connected(self, sandbox_id: str) -> bool:
         return self.namespaces.exists(sandbox_id)
 
-    def use(self, subnets: Sequence[Subnet]) -> None:
+    def set_subnets(self, subnets: Sequence[Subnet]) -> None:
         del subnets
 
-    async def sweep(self, known: Collection[str]) -> list[str]:
+    async def remove_unknown(self, known: Collection[str]) -> list[str]:
         for name in self.namespaces.names():
             if name not in known:
                 self.namespaces.remove(name)
@@ -72,10 +71,10 @@ class LonelyNetworks:
     def netns(self, sandbox_id: str) -> Path:
         return self.namespaces.path(sandbox_id)
 
-    def counters(self, sandbox_id: str) -> list[Counters]:
+    def counters(self, sandbox_id: str) -> list[InterfaceCounters]:
         return read_counters(self.netns(sandbox_id))
 
-    async def trouble(self) -> str:
+    async def unavailable_reason(self) -> str:
         return ""
 
     def describe(self) -> dict[str, object]:
@@ -92,24 +91,26 @@ class Node:
         self.base = base
         self.networks = LonelyNetworks(root / "netns")
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> CriClient:
         host = self.host
-        self._state = State(self.root / "state.db")
+        self._state = RuntimeState(self.root / "state.db")
         self._store = Store(self.root / "images", host=host)
         self._puller = Puller(self._store)
-        self._shells = Shells(self.root, self.base, host, self.warm)
-        house = ShellHouse(self.root, self._shells, host, self.networks.namespaces.path)
+        self._shells = SiloPool(self.root, self.base, host, self.warm)
+        house = ProcessIsolation(self.root, self._shells, host, self.networks.namespaces.path)
         backend = WineBackend(self.root, self.base, {Isolation.PROCESS: house})
-        parts = Parts(self._state, self._store, self._puller, backend, self.networks, host)
-        self._server = Server(parts)
+        parts = ServerComponents(
+            self._state, self._store, self._puller, backend, self.networks, host
+        )
+        self._server = CriServer(parts)
         target = f"unix:{self.root}/cri.sock"
         await self._server.start(target)
-        self._client = Client(target)
+        self._client = CriClient(target)
         return self._client
 
     async def until_warm(self) -> None:
         for _ in range(LOOKS):
-            if len(self._shells.waiting) >= self.warm:
+            if len(self._shells.idle_silos) >= self.warm:
                 return
             await asyncio.sleep(0.05)
         raise TimeoutError("no shell waits")
@@ -135,13 +136,13 @@ async def node(base: Base, tmp_path: Path) -> AsyncIterator[Node]:
     assert node.networks.namespaces.names() == []
 
 
-async def pulled(client: Client, home: Path, registry: str, *versions: str) -> str:
+async def pulled(client: CriClient, home: Path, registry: str, *versions: str) -> str:
     name = await push(home, f"{registry}/app:1", *(versions or ("10.0.20348.2113",)))
     await client.call("PullImage", api.PullImageRequest(image=api.ImageSpec(image=name)))
     return name
 
 
-async def ended(client: Client, container: str) -> Any:
+async def ended(client: CriClient, container: str) -> Any:
     for _ in range(LOOKS):
         seen = await status(client, container)
         if seen.state == api.CONTAINER_EXITED:
@@ -161,7 +162,7 @@ def said(log: str, stream: str) -> str:
 
 
 async def run(
-    client: Client, image: str, folder: Path, *command: str, name: str = "app", **more: Any
+    client: CriClient, image: str, folder: Path, *command: str, name: str = "app", **more: Any
 ) -> tuple[Any, str]:
     """One container in a pod of its own, to its end; its status and its log."""
     sandbox = await run_sandbox(client, name, log_directory=str(folder / "logs"))
@@ -172,7 +173,7 @@ async def run(
 
 
 async def create_with(
-    client: Client,
+    client: CriClient,
     sandbox: str,
     image: str,
     command: tuple[str, ...],
@@ -307,7 +308,7 @@ async def test_an_exec_that_takes_too_long_is_ended(node: Node, home: Path, regi
         container = await create_with(client, sandbox, image, line, "app", {})
         await start(client, container)
         request = api.ExecSyncRequest(container_id=container, cmd=list(line), timeout=1)
-        with pytest.raises(RemoteError, match="took too long"):
+        with pytest.raises(RemoteError, match="timed out"):
             await client.call("ExecSync", request)
 
 

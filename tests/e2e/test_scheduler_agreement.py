@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.e2e.controlplane import ControlPlane
-from tests.e2e.objects import (
+from tests.support.e2e.objects import (
     BUILD_2019,
     BUILD_2022,
     PROCESS,
@@ -28,10 +28,10 @@ from tests.e2e.objects import (
     windows_node,
 )
 
-from winpod.cluster.live import read_cluster
-from winpod.windows.objects import Pod
-from winpod.windows.placement import Cluster
-from winpod.windows.verdicts import Outcome
+from winpod.check.live_cluster import read_live_cluster
+from winpod.placement.evaluator import Cluster
+from winpod.placement.model import Pod
+from winpod.placement.verdicts import Outcome
 
 NAMESPACE = "agreement"
 DEVICE = "example.com/device"
@@ -186,7 +186,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         add_nodes(real, *NODES)
         tenant = real.request("POST", pods_path(NAMESPACE), pod("tenant", NAMESPACE, TENANT))
         assert tenant.status == 201, tenant.message
-        live = read_cluster(real.kubeconfig)
+        live = read_live_cluster(real.kubeconfig)
         yield Both(real, Cluster(live.nodes, live.classes))
 
 

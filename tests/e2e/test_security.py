@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.e2e.runtime_process import RuntimeProcess
-from tests.e2e.windows_programs import linux_program
+from tests.support.e2e.runtime_process import RuntimeProcess
+from tests.support.e2e.windows_programs import linux_program
 
-from winpod.compute.shell import IDS
+from winpod.compute.silo import IDS_PER_SILO
 from winpod.cri.proto import api_pb2 as api
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -148,9 +148,11 @@ async def test_users_are_nobody_on_the_machine_and_others_in_each_container(
     for container in (pod.administrator, pod.user, pod.neighbour):
         process = pod.first(container)
         inside, outside, many = map(int, (process / "uid_map").read_text().split())
-        assert (inside, many) == (0, IDS)
+        assert (inside, many) == (0, IDS_PER_SILO)
         assert outside >= 1 << 30
-        assert {int(uid) // IDS for uid in status_of(process)["Uid"].split()} == {outside // IDS}
+        assert {int(uid) // IDS_PER_SILO for uid in status_of(process)["Uid"].split()} == {
+            outside // IDS_PER_SILO
+        }
         first[container] = outside
     assert len(set(first.values())) == len(first)
     of_all = {namespace(pod.first(c), "user") for c in first}

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cri.test_life import run_sandbox, start
+from tests.cri.test_container_lifecycle import run_sandbox, start
 from tests.e2e.test_runtime import Node, create_with, home, node, pulled, registry
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import Client
+from winpod.cri.rpc import CriClient
 
 __all__ = ["home", "node", "registry"]
 
@@ -18,12 +18,12 @@ MIB = 1 << 20
 BUSY = "for /l %i in (1,1,100000000) do @rem"
 
 
-async def pod_stats(client: Client, sandbox: str) -> Any:
+async def pod_stats(client: CriClient, sandbox: str) -> Any:
     request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox)
     return (await client.call("PodSandboxStats", request)).stats.windows
 
 
-async def run_in(client: Client, container: str, line: str) -> None:
+async def run_in(client: CriClient, container: str, line: str) -> None:
     request = api.ExecSyncRequest(container_id=container, cmd=["cmd", "/c", line], timeout=300)
     answer = await client.call("ExecSync", request)
     assert answer.exit_code == 0, answer.stdout + answer.stderr

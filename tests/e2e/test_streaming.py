@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.cri.streaming.local_backend import EXIT_WITH, LocalBackend
 from tests.e2e.streaming_client import Running, StreamingClient
+from tests.support.streaming_backend import EXIT_WITH, LocalBackend
 
 from winpod.cri.streaming import StreamingServer
 

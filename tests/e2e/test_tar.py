@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.windows_container import Container, container
+from tests.support.e2e.windows_container import Container, container
 
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 from winpod.windows.builds import parse_build
 
 Tree = dict[str, tuple[bytes | None, int]]

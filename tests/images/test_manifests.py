@@ -5,26 +5,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.images.samples import LINUX, index, index_of, manifest, single, stored, windows
-from winpod.images.errors import BadContent, ImageNotFound
+from tests.support.image_samples import LINUX, index, index_of, manifest, single, stored, windows
+from winpod.images.errors import CorruptContent, ImageNotFound
 from winpod.images.manifests import (
     DOCKER_INDEX,
     DOCKER_MANIFEST,
     OCI_CONFIG,
     OCI_MANIFEST,
-    Bundle,
     Descriptor,
+    ImageBundle,
     ImageManifest,
     Index,
     describe_image,
     parse_config,
     parse_document,
-    verify,
+    verify_content,
 )
 from winpod.windows.platforms import Image, Platform
 
 
-async def describe(bundle: Bundle, *, sizes: bool = True, without: str = "") -> Image:
+async def describe(bundle: ImageBundle, *, sizes: bool = True, without: str = "") -> Image:
     blobs: Mapping[str, bytes] = {
         d.digest: c for d, c in (*bundle.blobs, *bundle.manifests) if isinstance(c, bytes)
     }
@@ -38,7 +38,7 @@ async def describe(bundle: Bundle, *, sizes: bool = True, without: str = "") -> 
     return await describe_image("app", bundle.root, fetch, sizes=sizes)
 
 
-async def test_an_index_gives_every_platform_with_what_it_takes_to_pull() -> None:
+async def test_index_has_every_platform_with_its_size() -> None:
     bundle = index(LINUX, windows("10.0.17763.805"), windows("10.0.20348.2113"))
     image = await describe(bundle)
     assert image.is_index
@@ -48,20 +48,20 @@ async def test_an_index_gives_every_platform_with_what_it_takes_to_pull() -> Non
     assert [m.size for m in image.manifests] == [size + len(b"layer") for size in configs]
 
 
-async def test_a_single_manifest_takes_its_platform_from_the_config() -> None:
+async def test_platform_of_a_single_manifest_is_from_the_config() -> None:
     image = await describe(single(windows("10.0.17763.805", "arm64")))
     assert not image.is_index
     assert image.manifests[0].platform == windows("10.0.17763.805", "arm64")
 
 
-async def test_an_entry_without_platform_takes_it_from_the_config() -> None:
+async def test_missing_platform_of_an_entry_is_from_the_config() -> None:
     (descriptor, data), blobs = manifest(windows("10.0.20348.1"))
     bare = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
-    image = await describe(Bundle(tuple(blobs), ((bare, data), index_of([bare]))))
+    image = await describe(ImageBundle(tuple(blobs), ((bare, data), index_of([bare]))))
     assert image.builds() == ("10.0.20348.1",)
 
 
-async def test_docker_names_and_spellings_are_the_same_image() -> None:
+async def test_docker_media_types_are_read_like_oci() -> None:
     config = stored("application/vnd.docker.container.image.v1+json", {"os": "Windows"})
     document = {"mediaType": DOCKER_MANIFEST, "config": config[0].as_json(), "layers": []}
     child = stored(DOCKER_MANIFEST, document)
@@ -70,7 +70,7 @@ async def test_docker_names_and_spellings_are_the_same_image() -> None:
         "platform": {"os": "Windows", "architecture": "x86_64", "os.version": "10.0.17763.1"},
     }
     root = stored(DOCKER_INDEX, {"mediaType": DOCKER_INDEX, "manifests": [entry]})
-    image = await describe(Bundle((config,), (child, root)))
+    image = await describe(ImageBundle((config,), (child, root)))
     assert [m.platform for m in image.manifests] == [windows("10.0.17763.1")]
 
 
@@ -84,7 +84,7 @@ async def test_attestations_are_not_platforms() -> None:
         annotations={"vnd.docker.reference.type": "attestation-manifest"},
     )
     root = index_of([one[0], unknown[0], marked])
-    image = await describe(Bundle(tuple(blobs), (one, unknown, root)))
+    image = await describe(ImageBundle(tuple(blobs), (one, unknown, root)))
     assert len(image.manifests) == 1
 
 
@@ -92,20 +92,20 @@ async def test_nested_indexes_are_read() -> None:
     inner = index(windows("10.0.17763.1"))
     one, blobs = manifest(LINUX)
     root = index_of([inner.root, one[0]])
-    image = await describe(Bundle((*inner.blobs, *blobs), (*inner.manifests, one, root)))
+    image = await describe(ImageBundle((*inner.blobs, *blobs), (*inner.manifests, one, root)))
     assert {m.platform for m in image.manifests} == {windows("10.0.17763.1"), LINUX}
 
 
-async def test_indexes_nested_without_end_are_refused() -> None:
+async def test_deeply_nested_indexes_are_rejected() -> None:
     bundle = index(LINUX)
     documents = list(bundle.manifests)
     for _ in range(6):
         documents.append(index_of([documents[-1][0]]))
-    with pytest.raises(BadContent, match="nested"):
-        await describe(Bundle(bundle.blobs, tuple(documents)))
+    with pytest.raises(CorruptContent, match="nested"):
+        await describe(ImageBundle(bundle.blobs, tuple(documents)))
 
 
-async def test_a_platform_whose_content_was_not_copied_is_left_out() -> None:
+async def test_platform_without_content_is_skipped() -> None:
     bundle = index(windows("10.0.17763.1"), windows("10.0.20348.1"))
     image = await describe(bundle, without=bundle.manifests[0][0].digest)
     assert image.builds() == ("10.0.20348.1",)
@@ -113,15 +113,15 @@ async def test_a_platform_whose_content_was_not_copied_is_left_out() -> None:
 
 async def test_without_sizes_only_the_index_is_read() -> None:
     bundle = index(windows("10.0.17763.1"), windows("10.0.20348.1"))
-    image = await describe(Bundle((), bundle.manifests[-1:]), sizes=False)
+    image = await describe(ImageBundle((), bundle.manifests[-1:]), sizes=False)
     assert image.builds() == ("10.0.17763.1", "10.0.20348.1")
 
 
-async def test_an_image_whose_config_names_no_system_is_refused() -> None:
+async def test_config_without_os_is_rejected() -> None:
     config = stored("application/vnd.cncf.helm.config.v1+json", {"name": "chart"})
     document = {"mediaType": OCI_MANIFEST, "config": config[0].as_json(), "layers": []}
-    with pytest.raises(BadContent, match="no operating system"):
-        await describe(Bundle((config,), (stored(OCI_MANIFEST, document),)))
+    with pytest.raises(CorruptContent, match="no operating system"):
+        await describe(ImageBundle((config,), (stored(OCI_MANIFEST, document),)))
 
 
 DESCRIPTOR = {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "0" * 64, "size": 1}
@@ -150,15 +150,15 @@ DESCRIPTOR = {"mediaType": OCI_MANIFEST, "digest": "sha256:" + "0" * 64, "size":
         ({"config": None, "layers": []}, 'object "config"'),
     ],
 )
-def test_malformed_documents_say_what_is_wrong(document: object, says: str) -> None:
+def test_malformed_documents_are_explained(document: object, says: str) -> None:
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
-    with pytest.raises(BadContent) as caught:
+    with pytest.raises(CorruptContent) as caught:
         parse_document(data, "The manifest")
-    assert says in caught.value.sentence
+    assert says in caught.value.message
 
 
 @pytest.mark.parametrize("key", ["os", "architecture", "variant", "os.version", "os.features"])
-def test_a_platform_is_not_kept_that_takes_more_room_than_one_needs(key: str) -> None:
+def test_overlong_platform_fields_are_rejected(key: str) -> None:
     for length in (256, 257):
         value = ["x" * (length - 2), "y"] if key == "os.features" else "x" * length
         platform = {"os": "windows", "architecture": "amd64", key: value}
@@ -170,7 +170,7 @@ def test_a_platform_is_not_kept_that_takes_more_room_than_one_needs(key: str) ->
             (parse_document, data),
             (parse_config, json.dumps(platform).encode()),
         ):
-            with pytest.raises(BadContent, match=f'"{key}" of 257 characters'):
+            with pytest.raises(CorruptContent, match=f'"{key}" of 257 characters'):
                 parse(text, "The index")
 
 
@@ -192,19 +192,19 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_any_document_parses_or_is_bad_content(data: bytes) -> None:
+def test_any_document_parses_or_is_corrupt_content(data: bytes) -> None:
     for parse in (parse_document, parse_config):
         try:
             document = parse(data, "The document")
-        except BadContent:
+        except CorruptContent:
             continue
         assert isinstance(document, Index | ImageManifest | Platform)
 
 
-def test_content_must_be_what_its_descriptor_says() -> None:
+def test_content_must_match_its_descriptor() -> None:
     descriptor, data = stored("x", b"content")
-    verify(data, descriptor, "here")
-    with pytest.raises(BadContent, match="gave 6 bytes"):
-        verify(data[:-1], descriptor, "here")
-    with pytest.raises(BadContent, match="digest"):
-        verify(b"CONTENT", descriptor, "here")
+    verify_content(data, descriptor, "here")
+    with pytest.raises(CorruptContent, match="returned 6 bytes"):
+        verify_content(data[:-1], descriptor, "here")
+    with pytest.raises(CorruptContent, match="digest"):
+        verify_content(b"CONTENT", descriptor, "here")

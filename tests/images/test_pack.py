@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from winpod.images.layout import open_layout
-from winpod.images.layout_write import write_image
-from winpod.images.manifests import OCI_INDEX, OCI_LAYER_GZIP, OCI_MANIFEST, Bundle
-from winpod.images.pack import Compression, Settings, pack, parse_settings, read_content
+from winpod.errors import InvalidInput
+from winpod.images.layout import open_layout, write_image
+from winpod.images.manifests import OCI_INDEX, OCI_LAYER_GZIP, OCI_MANIFEST, ImageBundle
+from winpod.images.pack import Compression, PackConfig, pack, parse_pack_config, read_content
 from winpod.windows.builds import Build, parse_build
-from winpod.windows.errors import InvalidInput
 
-PLAIN = Settings()
+PLAIN = PackConfig()
 B2019, B2022 = parse_build("10.0.17763.805"), parse_build("10.0.20348.2113")
 
 
@@ -33,22 +32,22 @@ def c_drive(tmp_path: Path) -> Path:
 
 
 def packed(
-    root: Path, workspace: Path, *builds: Build, settings: Settings = PLAIN, **more: Any
-) -> Bundle:
+    root: Path, workspace: Path, *builds: Build, settings: PackConfig = PLAIN, **more: Any
+) -> ImageBundle:
     workspace.mkdir(exist_ok=True)
     return pack(read_content(root), builds or (B2022,), settings, workspace, **more)
 
 
-def documents(bundle: Bundle) -> dict[str, Any]:
+def documents(bundle: ImageBundle) -> dict[str, Any]:
     everything = (*bundle.blobs, *bundle.manifests)
     return {d.digest: json.loads(c) for d, c in everything if isinstance(c, bytes)}
 
 
-def layer_paths(bundle: Bundle) -> dict[str, Path]:
+def layer_paths(bundle: ImageBundle) -> dict[str, Path]:
     return {d.digest: c for d, c in bundle.blobs if isinstance(c, Path)}
 
 
-def test_several_builds_make_an_index_and_share_the_content(c_drive: Path, tmp_path: Path) -> None:
+def test_several_builds_have_an_index_and_share_the_content(c_drive: Path, tmp_path: Path) -> None:
     bundle = packed(c_drive, tmp_path / "w", B2022, B2019)
     assert bundle.root.media_type == OCI_INDEX
     known = documents(bundle)
@@ -59,12 +58,12 @@ def test_several_builds_make_an_index_and_share_the_content(c_drive: Path, tmp_p
     assert layers[0][1] == layers[1][1]
 
 
-def test_one_build_makes_one_manifest(c_drive: Path, tmp_path: Path) -> None:
+def test_one_build_has_one_manifest(c_drive: Path, tmp_path: Path) -> None:
     assert packed(c_drive, tmp_path / "w", B2019).root.media_type == OCI_MANIFEST
 
 
-def test_the_config_says_how_to_run_it(c_drive: Path, tmp_path: Path) -> None:
-    settings = parse_settings(
+def test_config_has_the_runtime_settings(c_drive: Path, tmp_path: Path) -> None:
+    settings = parse_pack_config(
         entrypoint=r'C:\app\app.exe "a b"',
         cmd='["x", "y z"]',
         env=["A=1", "B=x=y"],
@@ -97,7 +96,7 @@ def test_the_config_says_how_to_run_it(c_drive: Path, tmp_path: Path) -> None:
         assert diff_id == "sha256:" + hashlib.sha256(gzip.decompress(stored)).hexdigest()
 
 
-def test_layers_look_like_those_of_windows(c_drive: Path, tmp_path: Path) -> None:
+def test_layers_have_the_format_of_windows(c_drive: Path, tmp_path: Path) -> None:
     bundle = packed(c_drive, tmp_path / "w", B2019)
     base, content = (
         layer_paths(bundle)[layer["digest"]]
@@ -135,7 +134,7 @@ def test_layers_look_like_those_of_windows(c_drive: Path, tmp_path: Path) -> Non
 
 
 def copy_of(root: Path, target: Path) -> Path:
-    """The same content made in another order, at another time, with other modes."""
+    """Create the same content in another order, at another time, with other modes."""
     target.mkdir()
     for path in sorted(root.rglob("*"), key=lambda p: (len(p.parts), p.name), reverse=True):
         copy = target / path.relative_to(root)
@@ -152,9 +151,7 @@ def copy_of(root: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-def test_the_same_input_gives_the_same_digest(
-    c_drive: Path, tmp_path: Path, compression: Compression
-) -> None:
+def test_packing_is_reproducible(c_drive: Path, tmp_path: Path, compression: Compression) -> None:
     first = packed(c_drive, tmp_path / "w1", B2019, B2022, compression=compression)
     other = copy_of(c_drive, tmp_path / "other")
     second = packed(other, tmp_path / "w2", B2022, B2019, compression=compression)
@@ -163,7 +160,7 @@ def test_the_same_input_gives_the_same_digest(
     assert packed(other, tmp_path / "w3", B2019, B2022).root != first.root
 
 
-def test_source_date_epoch_is_the_time_of_everything(
+def test_source_date_epoch_sets_all_times(
     c_drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
@@ -179,10 +176,10 @@ def test_source_date_epoch_is_the_time_of_everything(
         packed(c_drive, tmp_path / "w")
 
 
-async def test_what_is_packed_reads_back(c_drive: Path, tmp_path: Path) -> None:
+async def test_packed_image_is_readable(c_drive: Path, tmp_path: Path) -> None:
     write_image(tmp_path / "layout", "app:1", packed(c_drive, tmp_path / "w", B2019, B2022))
     layout = open_layout(tmp_path / "layout")
-    image = await layout.describe("app:1", layout.named("app:1"))
+    image = await layout.describe("app:1", layout.find_by_name("app:1"))
     assert image.builds() == ("10.0.17763.805", "10.0.20348.2113")
     assert all(manifest.size > 0 for manifest in image.manifests)
 
@@ -203,45 +200,45 @@ def test_progress_counts_every_byte(c_drive: Path, tmp_path: Path) -> None:
         (os.fsdecode(b"\xff"), "UTF-8"),
     ],
 )
-def test_names_that_windows_has_not_are_refused(c_drive: Path, name: str, says: str) -> None:
+def test_invalid_windows_names_are_rejected(c_drive: Path, name: str, says: str) -> None:
     (c_drive / "app" / name).touch()
     with pytest.raises(InvalidInput, match="cannot be the C: drive") as caught:
         read_content(c_drive)
-    assert says in caught.value.sentence
+    assert says in caught.value.message
 
 
-def test_names_that_differ_only_in_case_are_refused(c_drive: Path) -> None:
+def test_names_that_differ_only_in_case_are_rejected(c_drive: Path) -> None:
     (c_drive / "APP").mkdir()
     with pytest.raises(InvalidInput, match='"app" and "APP" differ only in case'):
         read_content(c_drive)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../outside", "..", "/"])
-def test_links_that_leave_the_directory_are_refused(c_drive: Path, target: str) -> None:
+def test_links_out_of_the_directory_are_rejected(c_drive: Path, target: str) -> None:
     (c_drive / "link").symlink_to(target)
-    with pytest.raises(InvalidInput, match=r'"link" is a link to .*, outside'):
+    with pytest.raises(InvalidInput, match=r'"link" is a link to .*, outside of it'):
         read_content(c_drive)
 
 
-def test_sockets_and_pipes_are_refused(c_drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_and_pipes_are_rejected(c_drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(c_drive / "fifo")
     monkeypatch.chdir(c_drive)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind("socket")  # an address is short
+        server.bind("socket")  # socket paths must be short
         with pytest.raises(InvalidInput, match="socket, a pipe or a device") as caught:
             read_content(c_drive)
-    assert '"fifo"' in caught.value.sentence
-    assert '"socket"' in caught.value.sentence
+    assert '"fifo"' in caught.value.message
+    assert '"socket"' in caught.value.message
 
 
-def test_every_problem_is_named_up_to_ten(c_drive: Path) -> None:
+def test_at_most_ten_problems_are_listed(c_drive: Path) -> None:
     for number in range(13):
         (c_drive / f"{number:02}?").touch()
     with pytest.raises(InvalidInput, match="and 3 more"):
         read_content(c_drive)
 
 
-def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_a_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not exist"):
         read_content(tmp_path / "nowhere")
     (tmp_path / "file").touch()
@@ -249,25 +246,27 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
         read_content(tmp_path / "file")
 
 
-def test_a_file_that_shrinks_while_it_is_packed_is_named(c_drive: Path, tmp_path: Path) -> None:
+def test_file_truncated_during_packing_is_named(c_drive: Path, tmp_path: Path) -> None:
     content = read_content(c_drive)
     (c_drive / "app" / "app.exe").write_bytes(b"MZ")
-    with pytest.raises(InvalidInput, match=r"app\.exe became shorter"):
-        pack(content, [B2019], Settings(), tmp_path)
+    with pytest.raises(InvalidInput, match=r"app\.exe was truncated"):
+        pack(content, [B2019], PackConfig(), tmp_path)
 
 
-def test_a_full_disk_is_named(c_drive: Path) -> None:
+def test_unwritable_workspace_is_named(c_drive: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be written to"):
-        pack(read_content(c_drive), [B2019], Settings(), c_drive / "nowhere")
+        pack(read_content(c_drive), [B2019], PackConfig(), c_drive / "nowhere")
 
 
 @pytest.mark.parametrize("builds", [[], [B2019, B2019], [parse_build("2019"), parse_build("1809")]])
-def test_builds_are_given_once_each(c_drive: Path, tmp_path: Path, builds: list[Build]) -> None:
+def test_missing_or_duplicate_builds_are_rejected(
+    c_drive: Path, tmp_path: Path, builds: list[Build]
+) -> None:
     with pytest.raises(InvalidInput):
-        pack(read_content(c_drive), builds, Settings(), tmp_path)
+        pack(read_content(c_drive), builds, PackConfig(), tmp_path)
 
 
-def test_an_architecture_without_windows_is_refused(c_drive: Path, tmp_path: Path) -> None:
+def test_unsupported_architecture_is_rejected(c_drive: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="s390x"):
         packed(c_drive, tmp_path / "w", architecture="s390x")
 
@@ -287,7 +286,7 @@ def test_an_architecture_without_windows_is_refused(c_drive: Path, tmp_path: Pat
         ({"cmd": "[1]"}, "--cmd"),
     ],
 )
-def test_bad_settings_say_what_is_wrong(settings: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_explained(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        parse_settings(**settings)
-    assert says in caught.value.sentence
+        parse_pack_config(**settings)
+    assert says in caught.value.message

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winpod.errors import InvalidInput
 from winpod.images.references import Reference, parse_reference
-from winpod.windows.errors import InvalidInput
 
 DIGEST = "sha256:" + "a1" * 32
 
@@ -34,7 +34,7 @@ DIGEST = "sha256:" + "a1" * 32
         ("localhost:5000", "docker.io/library/localhost:5000", "localhost:5000"),
     ],
 )
-def test_names_mean_what_docker_means(text: str, canonical: str, familiar: str) -> None:
+def test_names_are_parsed_as_docker_does(text: str, canonical: str, familiar: str) -> None:
     reference = parse_reference(text)
     assert str(reference) == canonical
     assert reference.familiar == familiar
@@ -70,11 +70,11 @@ def test_names_mean_what_docker_means(text: str, canonical: str, familiar: str) 
         ("a\n", "spaces"),
     ],
 )
-def test_bad_names_are_refused_with_the_reason(text: str, says: str) -> None:
+def test_invalid_names_are_rejected_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(InvalidInput, match="failed to parse image reference") as caught:
         parse_reference(text)
-    assert says in caught.value.sentence
-    assert caught.value.advice
+    assert says in caught.value.message
+    assert caught.value.hint
 
 
 def test_a_name_of_255_characters_is_allowed() -> None:

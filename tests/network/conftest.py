@@ -1,3 +1,3 @@
-from tests.network.machine import machine
+from tests.support.network_machine import machine
 
 __all__ = ["machine"]

@@ -1,4 +1,4 @@
-"""Builds: every release under every name, and nothing else."""
+"""Tests of Windows builds and release names."""
 
 from contextlib import suppress
 
@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winpod.errors import InvalidInput
 from winpod.windows.builds import (
     RELEASES,
     Build,
-    Channel,
     Release,
+    ServicingChannel,
     parse_build,
     parse_version,
     supported_ltsc,
 )
-from winpod.windows.errors import InvalidInput
 
 builds = st.builds(
     Build,
@@ -26,23 +26,23 @@ builds = st.builds(
 )
 
 TABLE = {
-    14393: ("Windows Server 2016", Channel.LTSC),
-    15063: ("Windows 10 Creators Update", Channel.CLIENT),
-    16299: ("Windows Server 1709", Channel.SEMI_ANNUAL),
-    17134: ("Windows Server 1803", Channel.SEMI_ANNUAL),
-    17763: ("Windows Server 2019", Channel.LTSC),
-    18362: ("Windows Server 1903", Channel.SEMI_ANNUAL),
-    18363: ("Windows Server 1909", Channel.SEMI_ANNUAL),
-    19041: ("Windows Server 2004", Channel.SEMI_ANNUAL),
-    19042: ("Windows Server 20H2", Channel.SEMI_ANNUAL),
-    19043: ("Windows Server 21H1", Channel.SEMI_ANNUAL),
-    19044: ("Windows 10 November 2021 Update", Channel.CLIENT),
-    19045: ("Windows 10 2022 Update", Channel.CLIENT),
-    20348: ("Windows Server 2022", Channel.LTSC),
-    22000: ("Windows 11", Channel.CLIENT),
-    22621: ("Windows 11 2022 Update", Channel.CLIENT),
-    25398: ("Windows Server 23H2", Channel.ANNUAL),
-    26100: ("Windows Server 2025", Channel.LTSC),
+    14393: ("Windows Server 2016", ServicingChannel.LTSC),
+    15063: ("Windows 10 Creators Update", ServicingChannel.CLIENT),
+    16299: ("Windows Server 1709", ServicingChannel.SEMI_ANNUAL),
+    17134: ("Windows Server 1803", ServicingChannel.SEMI_ANNUAL),
+    17763: ("Windows Server 2019", ServicingChannel.LTSC),
+    18362: ("Windows Server 1903", ServicingChannel.SEMI_ANNUAL),
+    18363: ("Windows Server 1909", ServicingChannel.SEMI_ANNUAL),
+    19041: ("Windows Server 2004", ServicingChannel.SEMI_ANNUAL),
+    19042: ("Windows Server 20H2", ServicingChannel.SEMI_ANNUAL),
+    19043: ("Windows Server 21H1", ServicingChannel.SEMI_ANNUAL),
+    19044: ("Windows 10 November 2021 Update", ServicingChannel.CLIENT),
+    19045: ("Windows 10 2022 Update", ServicingChannel.CLIENT),
+    20348: ("Windows Server 2022", ServicingChannel.LTSC),
+    22000: ("Windows 11", ServicingChannel.CLIENT),
+    22621: ("Windows 11 2022 Update", ServicingChannel.CLIENT),
+    25398: ("Windows Server 23H2", ServicingChannel.ANNUAL),
+    26100: ("Windows Server 2025", ServicingChannel.LTSC),
 }
 
 
@@ -52,8 +52,8 @@ def test_the_table_has_every_release_once() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda r: r.name)
-def test_a_release_answers_to_all_its_names(release: Release) -> None:
-    for name in (release.name, *release.also, *release.aliases, str(release.build.number)):
+def test_release_is_found_by_all_its_names(release: Release) -> None:
+    for name in (release.name, *release.other_names, *release.aliases, str(release.build.number)):
         assert parse_build(name) == release.build, name
         assert parse_build(name.upper()) == release.build, name
 
@@ -77,19 +77,19 @@ def test_a_release_answers_to_all_its_names(release: Release) -> None:
         ("10.0.99999.1", "10.0.99999.1"),
     ],
 )
-def test_people_may_write_a_build_as_they_say_it(text: str, build: str) -> None:
+def test_build_accepts_informal_names(text: str, build: str) -> None:
     assert str(parse_build(text)) == build
 
 
 @pytest.mark.parametrize(
     "text", ["", "2018", "windows", "10", "10.0", "10.0.x", "10.0.17763.", "1.2.3.4.5", "latest"]
 )
-def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
+def test_unknown_build_is_rejected_with_a_hint(text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_build(text)
     assert f'"{text}" is not a Windows build.' in str(caught.value)
-    assert "10.0.17763" in caught.value.advice
-    assert "2022" in caught.value.advice
+    assert "10.0.17763" in caught.value.hint
+    assert "2022" in caught.value.hint
 
 
 @given(builds)
@@ -122,6 +122,6 @@ def test_the_supported_long_term_releases_are_those_that_run_pods() -> None:
     assert [r.short_name for r in supported_ltsc()] == ["2019", "2022", "2025"]
 
 
-def test_a_build_tells_its_product() -> None:
+def test_build_has_a_product_name() -> None:
     assert parse_build("1809").describe() == "10.0.17763 (Windows Server 2019)"
     assert parse_build("10.0.20349").describe() == "10.0.20349"

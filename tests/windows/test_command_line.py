@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winpod.errors import InvalidInput
 from winpod.windows.command_line import command_line, join, quote, split
-from winpod.windows.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ tricky = st.text(alphabet='ab\\" \t\n')
 
 
 @given(programs, st.lists(words | tricky))
-def test_what_is_joined_splits_into_the_same(program: str, arguments: list[str]) -> None:
+def test_split_reverses_join(program: str, arguments: list[str]) -> None:
     assert split(join([program, *arguments])) == [program, *arguments]
 
 
@@ -62,7 +62,7 @@ def test_any_line_splits(line: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [['a"b'], ["a\0"], ["a", "b\0"]])
-def test_what_no_line_can_carry_is_refused(arguments: list[str]) -> None:
+def test_unquotable_arguments_are_rejected(arguments: list[str]) -> None:
     with pytest.raises(InvalidInput):
         join(arguments)
 
@@ -85,12 +85,12 @@ def test_what_no_line_can_carry_is_refused(arguments: list[str]) -> None:
         ({"cmd": ["my app"], "args": ["b c"], "args_escaped": True}, '"b c"'),
     ],
 )
-def test_a_containers_command_line_is_that_of_containerd(
+def test_container_command_line_matches_containerd(
     given_words: dict[str, object], line: str
 ) -> None:
     assert command_line(**given_words) == line  # type: ignore[arg-type]
 
 
-def test_no_command_at_all_is_refused() -> None:
+def test_missing_command_is_rejected() -> None:
     with pytest.raises(InvalidInput, match="no command specified"):
         command_line()

@@ -1,12 +1,12 @@
-"""Environments: later wins, case does not count."""
+"""Tests of merging environment variables."""
 
 import pytest
 
+from winpod.errors import InvalidInput
 from winpod.windows.environment import merge, parse_variables
-from winpod.windows.errors import InvalidInput
 
 
-def test_later_wins_whatever_the_case() -> None:
+def test_last_value_wins_ignoring_case() -> None:
     image = parse_variables(["Path=C:\\image", "A=1", "EMPTY"])
     assert merge(image, [("PATH", "C:\\pod"), ("b", "x=y")]) == (
         ("A", "1"),
@@ -16,11 +16,11 @@ def test_later_wins_whatever_the_case() -> None:
     )
 
 
-def test_windows_own_drive_variables_pass() -> None:
+def test_per_drive_directories_are_accepted() -> None:
     assert merge(parse_variables(["=C:=C:\\app"])) == (("=C:", "C:\\app"),)
 
 
 @pytest.mark.parametrize("pair", [("", "x"), ("=", "x"), ("a=b", "x"), ("a", "\0"), ("a\0", "")])
-def test_what_windows_cannot_hold_is_refused(pair: tuple[str, str]) -> None:
+def test_invalid_variable_names_are_rejected(pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidInput, match="is not the name of an environment variable"):
         merge([pair])

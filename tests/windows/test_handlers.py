@@ -1,22 +1,23 @@
-"""Handlers that are known without configuration, older names for them, and configured ones."""
+"""Tests of built-in handlers, their aliases, and configured handlers."""
 
 import re
 from typing import Any
 
 import pytest
 
-from winpod.windows.builds import RELEASES, Build, Channel
-from winpod.windows.guest_sizes import BACKED, MEMORY_MB
+from winpod.field_reader import Field, InvalidField
+from winpod.windows.builds import RELEASES, Build, ServicingChannel
 from winpod.windows.handlers import (
-    HYPERVISOR,
-    KNOWN,
-    PROCESS,
+    BUILTIN_HANDLERS,
+    HYPERVISOR_HANDLER,
+    PROCESS_HANDLER,
+    VM_MEMORY_MB,
+    VM_PHYSICALLY_BACKED,
     Handler,
     Handlers,
     UnknownHandler,
 )
 from winpod.windows.isolation import Isolation
-from winpod.windows.reading import At, InvalidField
 
 B17763 = Build(10, 0, 17763)
 
@@ -35,39 +36,39 @@ B17763 = Build(10, 0, 17763)
         ("containerd-hyperv-17763", Isolation.HYPERVISOR, B17763),
     ],
 )
-def test_the_documents_handlers_are_known(
+def test_documented_handlers_are_built_in(
     name: str, isolation: Isolation, guest: Build | None
 ) -> None:
-    handler = KNOWN.get(name)
+    handler = BUILTIN_HANDLERS.get(name)
     assert (handler.isolation, handler.guest) == (isolation, guest)
 
 
 def test_every_server_release_has_a_guest_handler() -> None:
     for release in RELEASES:
         name = f"runhcs-wcow-hypervisor-{release.build.number}"
-        assert (name in KNOWN.named) == (release.channel is not Channel.CLIENT)
+        assert (name in BUILTIN_HANDLERS.named) == (release.channel is not ServicingChannel.CLIENT)
 
 
-def test_names_are_what_the_api_takes() -> None:
-    for name in (*KNOWN.named, *filter(None, KNOWN.aliases)):
+def test_names_are_valid_dns_labels() -> None:
+    for name in (*BUILTIN_HANDLERS.named, *filter(None, BUILTIN_HANDLERS.aliases)):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
-def test_an_unknown_handler_is_an_error_that_names_the_known() -> None:
+def test_unknown_handler_error_lists_built_in_handlers() -> None:
     with pytest.raises(UnknownHandler) as caught:
-        KNOWN.get("runsc")
+        BUILTIN_HANDLERS.get("runsc")
     assert 'no runtime for "runsc" is configured' in str(caught.value)
     assert caught.value.code == "NOT_FOUND"
 
 
 def test_a_handler_without_a_guest_has_the_hosts_kernel() -> None:
     host = Build(10, 0, 20348)
-    assert PROCESS.kernel(host) == HYPERVISOR.kernel(host) == host
-    assert KNOWN.get("runhcs-wcow-hypervisor-17763").kernel(host) == B17763
+    assert PROCESS_HANDLER.kernel_build(host) == HYPERVISOR_HANDLER.kernel_build(host) == host
+    assert BUILTIN_HANDLERS.get("runhcs-wcow-hypervisor-17763").kernel_build(host) == B17763
 
 
 def configured(**tables: dict[str, Any]) -> Handlers:
-    return KNOWN.configured(At(tables, ("handlers",)))
+    return BUILTIN_HANDLERS.with_configuration(Field(tables, ("handlers",)))
 
 
 def test_a_configuration_adds_handlers_and_names_for_them() -> None:
@@ -79,16 +80,16 @@ def test_a_configuration_adds_handlers_and_names_for_them() -> None:
     assert fast == Handler("fast", Isolation.PROCESS)
     assert handlers.get("quick") == handlers.get("docker") == fast
     assert legacy == Handler("legacy", Isolation.HYPERVISOR, B17763)
-    assert handlers.get("") == PROCESS
-    assert {fast, legacy, PROCESS, HYPERVISOR} <= set(handlers)
-    assert KNOWN.find("fast") is None
+    assert handlers.get("") == PROCESS_HANDLER
+    assert {fast, legacy, PROCESS_HANDLER, HYPERVISOR_HANDLER} <= set(handlers)
+    assert BUILTIN_HANDLERS.find("fast") is None
 
 
-def test_a_handler_may_carry_a_size() -> None:
-    name, size = "runhcs-wcow-hypervisor-reserve", {BACKED: "true"}
+def test_handler_may_have_vm_annotations() -> None:
+    name, size = "runhcs-wcow-hypervisor-reserve", {VM_PHYSICALLY_BACKED: "true"}
     handlers = configured(**{name: {"isolation": "hypervisor", "annotations": size}})
     assert handlers.get(name).annotations == tuple(size.items())
-    assert HYPERVISOR.annotations == ()
+    assert HYPERVISOR_HANDLER.annotations == ()
 
 
 @pytest.mark.parametrize(
@@ -101,14 +102,18 @@ def test_a_handler_may_carry_a_size() -> None:
         ("runhcs-wcow-hypervisors", Isolation.PROCESS, None, "runhcs-wcow-hypervisors"),
     ],
 )
-def test_a_name_that_only_its_node_knows_is_of_the_kind_it_begins_with(
+def test_advertised_handler_resolves_by_its_prefix(
     name: str, isolation: Isolation, guest: Build | None, size: str
 ) -> None:
-    told = KNOWN.told(name)
-    assert (told.isolation, told.guest, KNOWN.size(name)) == (isolation, guest, size)
+    told = BUILTIN_HANDLERS.resolve_advertised(name)
+    assert (told.isolation, told.guest, BUILTIN_HANDLERS.size_suffix(name)) == (
+        isolation,
+        guest,
+        size,
+    )
 
 
-def test_a_configured_handler_takes_the_place_of_the_known_one_under_all_its_names() -> None:
+def test_configured_handler_overrides_built_in_and_its_aliases() -> None:
     name = "runhcs-wcow-hypervisor-17763"
     handlers = configured(**{name: {"isolation": "hypervisor", "guest_build": "10.0.18362"}})
     for other in (name, "runhcs-wcow-hypervisor-1809", "containerd-hyperv-17763"):
@@ -124,16 +129,28 @@ def test_a_configured_handler_takes_the_place_of_the_known_one_under_all_its_nam
         ("fast", {"isolation": "hypervisor", "guest_build": "xp"}, '"xp" is not a Windows build'),
         ("fast", {"isolation": "process", "build": "1809"}, "handlers.fast.build is not a setting"),
         ("fast", {"isolation": "process", "aliases": ["a b"]}, 'has "a b"'),
-        ("fast", {"isolation": "process", "aliases": ["fast"]}, "which is a handler of its own"),
+        ("fast", {"isolation": "process", "aliases": ["fast"]}, "which is already a handler"),
         ("Fast", {"isolation": "process"}, 'has "Fast"'),
         ("fast", {"isolation": "hypervisor", "annotations": {"a": "1"}}, "a is not a setting"),
-        ("fast", {"isolation": "hypervisor", "annotations": {BACKED: True}}, "must be text"),
-        ("fast", {"isolation": "hypervisor", "annotations": {BACKED: "yes"}}, "true or false"),
-        ("fast", {"isolation": "hypervisor", "annotations": {MEMORY_MB: "1Gi"}}, "be a number"),
-        ("fast", {"isolation": "process", "annotations": {BACKED: "true"}}, "have no size"),
+        (
+            "fast",
+            {"isolation": "hypervisor", "annotations": {VM_PHYSICALLY_BACKED: True}},
+            "must be text",
+        ),
+        (
+            "fast",
+            {"isolation": "hypervisor", "annotations": {VM_PHYSICALLY_BACKED: "yes"}},
+            "true or false",
+        ),
+        ("fast", {"isolation": "hypervisor", "annotations": {VM_MEMORY_MB: "1Gi"}}, "be a number"),
+        (
+            "fast",
+            {"isolation": "process", "annotations": {VM_PHYSICALLY_BACKED: "true"}},
+            "has no VM to size",
+        ),
     ],
 )
-def test_what_is_no_handler_is_refused(name: str, table: dict[str, Any], says: str) -> None:
+def test_invalid_handler_is_rejected(name: str, table: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidField) as caught:
         configured(**{name: table})
     assert says in str(caught.value)

@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 from winpod.windows.paths import (
-    collision_key,
+    casefold_name,
     container_path,
+    host_path,
+    invalid_name_reason,
     is_device_name,
-    machine_path,
     mount_destination,
-    name_problem,
 )
 
 
@@ -30,7 +30,7 @@ from winpod.windows.paths import (
         (r"\\server\share\x", r"\\server\share\x"),
     ],
 )
-def test_container_paths_are_those_of_containerd(written: str, meant: str) -> None:
+def test_container_paths_match_containerd(written: str, meant: str) -> None:
     assert container_path(written) == meant
 
 
@@ -45,15 +45,13 @@ def test_container_paths_are_those_of_containerd(written: str, meant: str) -> No
         (r"\\.\pipe\x", r"\\.\pipe\x"),
     ],
 )
-def test_a_client_on_windows_names_paths_of_this_machine_in_its_own_way(
-    named: str, is_: str
-) -> None:
-    assert machine_path(named) == is_
+def test_windows_client_paths_are_mapped_to_the_host(named: str, is_: str) -> None:
+    assert host_path(named) == is_
 
 
-def test_drives_that_this_machine_does_not_have_are_refused() -> None:
+def test_unknown_drives_are_rejected() -> None:
     with pytest.raises(InvalidInput, match="does not have"):
-        machine_path(r"D:\data")
+        host_path(r"D:\data")
 
 
 @pytest.mark.parametrize("path", ["C:", "c:", "C:\\", "C:/", "/", "\\", "/x/.."])
@@ -93,22 +91,22 @@ def test_normalising_twice_changes_nothing(path: str) -> None:
         "conout$.log",
     ],
 )
-def test_device_names_are_no_file_names(name: str) -> None:
+def test_device_names_are_rejected(name: str) -> None:
     for spelling in (name, f"{name} .txt"):
         assert is_device_name(spelling)
-        assert "device" in name_problem(spelling)
+        assert "device" in invalid_name_reason(spelling)
 
 
 @pytest.mark.parametrize("name", ["CONSOLE", "COM10", "COM", "nulls", "x.con", "COM⁴", "LPTA"])
 def test_names_that_only_begin_like_devices_are_fine(name: str) -> None:
-    assert not name_problem(name)
+    assert not invalid_name_reason(name)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("", "no name"),
-        ("..", "no name"),
+        ("", "not a file name"),
+        ("..", "not a file name"),
         ("a:b", "':'"),
         ("a?", "'?'"),
         ("a\\b", "character"),
@@ -120,15 +118,15 @@ def test_names_that_only_begin_like_devices_are_fine(name: str) -> None:
     ],
 )
 def test_illegal_names_say_why(name: str, says: str) -> None:
-    assert says in name_problem(name)
+    assert says in invalid_name_reason(name)
 
 
 def test_legal_names_have_no_problem() -> None:
     for name in ("a", ".gitignore", "a b", "ß", "日本語.txt", "x" * 255, "😀" * 127):
-        assert not name_problem(name)
+        assert not invalid_name_reason(name)
 
 
-def test_names_collide_as_ntfs_compares_them() -> None:
-    assert collision_key("ReadMe.TXT") == collision_key("readme.txt")
-    assert collision_key("É") == collision_key("é")
-    assert collision_key("straße") != collision_key("STRASSE")
+def test_names_compare_as_on_ntfs() -> None:
+    assert casefold_name("ReadMe.TXT") == casefold_name("readme.txt")
+    assert casefold_name("É") == casefold_name("é")
+    assert casefold_name("straße") != casefold_name("STRASSE")

@@ -1,15 +1,15 @@
-"""Choosing one manifest: os, architecture, variant, features, build, highest revision."""
+"""Tests of selecting a manifest by os, architecture, variant, features, build and revision."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from winpod.windows.builds import Build
-from winpod.windows.isolation import fits_host
-from winpod.windows.platforms import Image, Manifest, Platform, Wanted, choose_manifest
+from winpod.windows.isolation import image_fits_host
+from winpod.windows.platforms import Image, Manifest, Platform, PlatformRequirement, choose_manifest
 
-HOST_2019 = Wanted("windows", "amd64", Build(10, 0, 17763))
-HOST_2025 = Wanted("windows", "amd64", Build(10, 0, 26100))
+HOST_2019 = PlatformRequirement("windows", "amd64", Build(10, 0, 17763))
+HOST_2025 = PlatformRequirement("windows", "amd64", Build(10, 0, 26100))
 
 
 def manifest(version: str, os: str = "windows", arch: str = "amd64", **more: str) -> Manifest:
@@ -27,16 +27,19 @@ GOLANG = (
 )
 
 
-def chosen(manifests: tuple[Manifest, ...], wanted: Wanted) -> str | None:
+def chosen(manifests: tuple[Manifest, ...], wanted: PlatformRequirement) -> str | None:
     found = choose_manifest(manifests, wanted)
     return found.platform.os_version if found else None
 
 
-def test_the_documents_golang_index_gives_each_host_its_own() -> None:
+def test_golang_index_of_the_documents_matches_each_host() -> None:
     assert chosen(GOLANG, HOST_2019) == "10.0.17763.805"
-    assert chosen(GOLANG, Wanted("windows", "amd64", Build(10, 0, 17134))) == "10.0.17134.1069"
-    assert chosen(GOLANG, Wanted("windows", "amd64", Build(10, 0, 18362))) is None
-    arm = choose_manifest(GOLANG, Wanted("linux", "arm64"))
+    assert (
+        chosen(GOLANG, PlatformRequirement("windows", "amd64", Build(10, 0, 17134)))
+        == "10.0.17134.1069"
+    )
+    assert chosen(GOLANG, PlatformRequirement("windows", "amd64", Build(10, 0, 18362))) is None
+    arm = choose_manifest(GOLANG, PlatformRequirement("linux", "arm64"))
     assert arm is not None
     assert str(arm.platform) == "linux/arm64"
 
@@ -57,29 +60,31 @@ def test_no_version_fits_every_host_and_loses_to_any_version() -> None:
 
 
 @pytest.mark.parametrize("version", ["10", "10.0", "ltsc2019", "10.0.x"])
-def test_a_version_that_is_none_fits_no_host(version: str) -> None:
+def test_invalid_version_fits_no_host(version: str) -> None:
     assert chosen((manifest(version),), HOST_2019) is None
 
 
-def test_win32k_is_no_obstacle_and_other_features_are() -> None:
+def test_win32k_is_ignored_and_other_features_are_required() -> None:
     server = Platform.normalised("windows", "amd64", "", "10.0.17763.1", ["win32k"])
     other = Platform.normalised("windows", "amd64", "", "10.0.17763.2", ["gpu"])
     manifests = (Manifest("a", server, 1), Manifest("b", other, 1))
     assert chosen(manifests, HOST_2019) == "10.0.17763.1"
-    with_gpu = Wanted("windows", "amd64", Build(10, 0, 17763), os_features=("gpu",))
+    with_gpu = PlatformRequirement("windows", "amd64", Build(10, 0, 17763), os_features=("gpu",))
     assert chosen(manifests, with_gpu) == "10.0.17763.2"
 
 
-def test_a_pod_may_narrow_the_choice_and_never_widen_it() -> None:
+def test_constraint_only_narrows_the_choice() -> None:
     manifests = tuple(manifest(v) for v in ("10.0.20348.1", "10.0.26100.1"))
-    narrowed = Wanted("windows", "amd64", Build(10, 0, 26100), narrowed_to="10.0.20348")
+    narrowed = PlatformRequirement("windows", "amd64", Build(10, 0, 26100), constraint="10.0.20348")
     assert chosen(manifests, narrowed) == "10.0.20348.1"
-    too_new = Wanted("windows", "amd64", Build(10, 0, 20348), narrowed_to="10.0.26100")
+    too_new = PlatformRequirement("windows", "amd64", Build(10, 0, 20348), constraint="10.0.26100")
     assert chosen(manifests, too_new) is None
 
 
-def test_narrowing_is_by_whole_parts() -> None:
-    narrowed = Wanted("windows", "amd64", Build(10, 0, 17763), narrowed_to="10.0.17763.8")
+def test_constraint_matches_whole_version_components() -> None:
+    narrowed = PlatformRequirement(
+        "windows", "amd64", Build(10, 0, 17763), constraint="10.0.17763.8"
+    )
     assert chosen((manifest("10.0.17763.805"),), narrowed) is None
 
 
@@ -114,8 +119,8 @@ def test_the_choice_fits_and_nothing_that_fits_is_newer(found: list[str], number
     host = Build(10, 0, number)
     manifests = tuple(manifest(v) for v in found)
     fitting = [m.platform.build for m in manifests if m.platform.build]
-    fitting = [build for build in fitting if fits_host(build, host)]
-    choice = choose_manifest(manifests, Wanted("windows", "amd64", host))
+    fitting = [build for build in fitting if image_fits_host(build, host)]
+    choice = choose_manifest(manifests, PlatformRequirement("windows", "amd64", host))
     assert (choice.platform.build if choice else None) == max(fitting, default=None)
 
 

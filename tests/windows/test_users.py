@@ -1,4 +1,4 @@
-"""Accounts: names, authorities and SIDs, each a user of its own; anything else cannot log on."""
+"""Tests of container accounts by name, authority and SID."""
 
 import pytest
 
@@ -17,15 +17,15 @@ from winpod.windows.users import ADMINISTRATOR, USER, USERS, LogonFailure, find_
         ("NT AUTHORITY\\System", USERS[2]),
     ],
 )
-def test_an_account_answers_to_its_names(name: str, found: object) -> None:
+def test_account_is_found_by_its_names(name: str, found: object) -> None:
     assert find_user(name) == found
 
 
 @pytest.mark.parametrize("name", ["nobody", "CORP\\ContainerUser", "S-1-5-21-1", "root", "\\"])
-def test_any_other_account_fails_in_windows_words(name: str) -> None:
+def test_unknown_account_fails_with_the_windows_error(name: str) -> None:
     with pytest.raises(LogonFailure, match=r"The user name or password is incorrect. \(0x52e\)"):
         find_user(name)
 
 
-def test_every_account_is_a_user_of_its_own() -> None:
+def test_every_account_has_its_own_uid() -> None:
     assert len({user.uid for user in USERS}) == len({user.sid for user in USERS}) == len(USERS)

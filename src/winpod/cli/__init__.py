@@ -1,1 +1,1 @@
-"""The command line: one module a command."""
+"""Command line interface: one module per command."""

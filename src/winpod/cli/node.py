@@ -1,4 +1,4 @@
-"""`winpod node`: Windows nodes of a Kubernetes cluster, on this machine."""
+"""`winpod node`: run Windows nodes of a Kubernetes cluster on this machine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Annotated
 import typer
 
 from winpod.cli.options import Root
-from winpod.cri.config import read_config
-from winpod.node.facts import Reserved, Share
-from winpod.node.fleet import run_nodes
-from winpod.node.joining import Cluster, Joined, Serving
-from winpod.node.node_status import WINDOWS_TAINT
-from winpod.node.settings import (
-    NodeSettings,
+from winpod.config import read_config
+from winpod.errors import InvalidInput
+from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_duration, parse_thresholds
+from winpod.kubelet.node.multi_node import run_nodes
+from winpod.kubelet.node.node_options import (
+    NodeOptions,
+    parse_capacity,
     parse_label,
-    parse_share,
     parse_subnet,
     parse_taint,
     read_nodes,
 )
-from winpod.node.thresholds import Thresholds, parse_duration, parse_thresholds
+from winpod.kubelet.node.node_setup import ClusterConnection, NodeSetup, ServerOptions
+from winpod.kubelet.node.node_status import WINDOWS_TAINT
+from winpod.kubelet.node_config import Capacity, ReservedCapacity
+from winpod.placement.model import Taint
 from winpod.windows.builds import parse_build
-from winpod.windows.errors import InvalidInput
-from winpod.windows.objects import Taint
 
 _log = logging.getLogger("winpod")
 
@@ -41,53 +41,72 @@ def command(
         typer.Option(
             "--kubeconfig",
             metavar="FILE",
-            help="The cluster, and who the node is there; a bootstrap writes it.",
+            help="Kubeconfig of the node. Written by the bootstrap.",
         ),
     ],
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="The node's name, else this machine's.")
+        str, typer.Option("--name", metavar="NAME", help="Node name (default: the host name).")
     ] = "",
     build: Annotated[
-        str, typer.Option("--build", metavar="BUILD", help="Its Windows: 2019, 10.0.20348.2113.")
+        str,
+        typer.Option(
+            "--build",
+            metavar="BUILD",
+            help="Windows build of the node, such as 2019 or 10.0.20348.2113.",
+        ),
     ] = "",
     nodes: Annotated[
         Path | None,
-        typer.Option("--nodes", metavar="FILE", help="Many nodes at once, from a file of them."),
+        typer.Option("--nodes", metavar="FILE", help="Run the nodes defined in this file."),
     ] = None,
     bootstrap_kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            "--bootstrap-kubeconfig", metavar="FILE", help="To ask for the node's certificate with."
+            "--bootstrap-kubeconfig",
+            metavar="FILE",
+            help="Kubeconfig to request the node's client certificate with.",
         ),
     ] = None,
     token: Annotated[
-        str, typer.Option("--token", metavar="TOKEN", help="The same, with a token of kubeadm.")
+        str,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="kubeadm bootstrap token, instead of a bootstrap kubeconfig.",
+        ),
     ] = "",
     server: Annotated[
-        str, typer.Option("--server", metavar="URL", help="The API server that knows the token.")
+        str, typer.Option("--server", metavar="URL", help="API server URL. Used with --token.")
     ] = "",
     authority: Annotated[
         Path | None,
         typer.Option(
-            "--certificate-authority", metavar="FILE", help="Whom to believe when joining."
+            "--certificate-authority", metavar="FILE", help="CA bundle of the API server."
         ),
     ] = None,
     runtime: Annotated[
         str,
         typer.Option(
-            "--runtime", metavar="SOCKET", help="A CRI runtime to use, instead of its own."
+            "--runtime",
+            metavar="SOCKET",
+            help="CRI endpoint to use instead of the built-in runtime.",
         ),
     ] = "",
     simulated: Annotated[
-        bool, typer.Option("--simulated", help="Run nothing: pods only seem to run, for scale.")
+        bool,
+        typer.Option(
+            "--simulated", help="Simulate pods without running containers, for scale tests."
+        ),
     ] = False,
     label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Labels of its own.")
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="Node label. May be repeated."),
     ] = None,
     document_labels: Annotated[
         bool,
         typer.Option(
-            "--osversion-labels", help="Also beta.kubernetes.io/osversion, and Hyper-V's."
+            "--osversion-labels",
+            help="Also set beta.kubernetes.io/osversion and the Hyper-V label.",
         ),
     ] = False,
     register_taint: Annotated[
@@ -95,26 +114,33 @@ def command(
         typer.Option(
             "--register-taint",
             metavar="TAINT",
-            help=f"Taints at its registration, else {WINDOWS_TAINT}; '' for none.",
+            help=f"Taint to register with (default: {WINDOWS_TAINT}; '' for none).",
         ),
     ] = None,
     max_pods: Annotated[
-        int, typer.Option("--max-pods", metavar="NUMBER", help="How many pods it takes.")
+        int, typer.Option("--max-pods", metavar="NUMBER", help="Maximum number of pods.")
     ] = 110,
     system_reserved: Annotated[
         str,
-        typer.Option("--system-reserved", metavar="AMOUNTS", help="cpu=500m,memory=1Gi: no pod's."),
+        typer.Option(
+            "--system-reserved",
+            metavar="AMOUNTS",
+            help="Resources reserved for the system: cpu=500m,memory=1Gi.",
+        ),
     ] = "",
     kube_reserved: Annotated[
-        str, typer.Option("--kube-reserved", metavar="AMOUNTS", help="The same, for the agent.")
+        str,
+        typer.Option(
+            "--kube-reserved", metavar="AMOUNTS", help="Resources reserved for the node agent."
+        ),
     ] = "",
     eviction_hard: Annotated[
         str,
         typer.Option(
             "--eviction-hard",
             metavar="SIGNAL<AMOUNT,...",
-            help="Room below which pods are evicted, else memory.available<500Mi,"
-            "nodefs.available<10%,imagefs.available<15%.",
+            help="Hard eviction thresholds (default: memory.available<500Mi, "
+            "nodefs.available<10%, imagefs.available<15%).",
         ),
     ] = "",
     pressure_transition: Annotated[
@@ -122,7 +148,7 @@ def command(
         typer.Option(
             "--eviction-pressure-transition-period",
             metavar="DURATION",
-            help="How long a pressure is told after it is over.",
+            help="Time to wait before leaving a pressure condition.",
         ),
     ] = "5m",
     image_age: Annotated[
@@ -130,76 +156,96 @@ def command(
         typer.Option(
             "--minimum-image-ttl-duration",
             metavar="DURATION",
-            help="How old an image is before it can be removed for its room.",
+            help="Minimum age of an unused image before garbage collection.",
         ),
     ] = "2m",
     pod_cidr: Annotated[
-        str, typer.Option("--pod-cidr", metavar="CIDR", help="Where the cluster allocates none.")
+        str,
+        typer.Option(
+            "--pod-cidr", metavar="CIDR", help="Pod CIDR of the node if the cluster allocates none."
+        ),
     ] = "",
     cluster_cidr: Annotated[
         str,
         typer.Option(
-            "--cluster-cidr", metavar="CIDR", help="Of all pods, who see each other's addresses."
+            "--cluster-cidr",
+            metavar="CIDR",
+            help="CIDR of all pods. Traffic to it is not masqueraded.",
         ),
     ] = "",
     cluster_dns: Annotated[
         list[str] | None,
-        typer.Option("--cluster-dns", metavar="IP", help="The cluster's name servers."),
+        typer.Option("--cluster-dns", metavar="IP", help="Cluster DNS server. May be repeated."),
     ] = None,
     cluster_domain: Annotated[
-        str, typer.Option("--cluster-domain", metavar="DOMAIN", help="Where its names end.")
+        str, typer.Option("--cluster-domain", metavar="DOMAIN", help="Cluster DNS domain.")
     ] = "cluster.local",
     node_ip: Annotated[
-        str, typer.Option("--node-ip", metavar="IP", help="Its address, else the one that leads.")
+        str,
+        typer.Option(
+            "--node-ip",
+            metavar="IP",
+            help="Node IP (default: source address of the route to the API server).",
+        ),
     ] = "",
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", help="Of the node's own API; 0 is any.")
+        int,
+        typer.Option("--port", metavar="PORT", help="Port of the kubelet API; 0 picks a free one."),
     ] = 10250,
     tls_certificate: Annotated[
         Path | None,
-        typer.Option("--tls-cert-file", metavar="FILE", help="To serve with, with its key."),
+        typer.Option(
+            "--tls-cert-file", metavar="FILE", help="TLS certificate for the kubelet API."
+        ),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option("--tls-private-key-file", metavar="FILE", help="Its key.")
+        Path | None,
+        typer.Option(
+            "--tls-private-key-file", metavar="FILE", help="Private key of the TLS certificate."
+        ),
     ] = None,
     self_signed: Annotated[
         bool,
-        typer.Option("--self-signed", help="Serve with its own word; else the cluster signs."),
+        typer.Option(
+            "--self-signed",
+            help="Serve with a self-signed certificate instead of requesting one from the cluster.",
+        ),
     ] = False,
     manifests: Annotated[
         Path | None,
-        typer.Option("--manifests", metavar="DIR", help="Manifests of static pods."),
+        typer.Option("--manifests", metavar="DIR", help="Directory of static pod manifests."),
     ] = None,
     pod_logs: Annotated[
-        Path, typer.Option("--pod-logs", metavar="DIR", help="Where logs of containers are.")
+        Path, typer.Option("--pod-logs", metavar="DIR", help="Directory for container logs.")
     ] = Path("/var/log/pods"),
     root: Root = None,
 ) -> None:
-    """Join a Kubernetes cluster as Windows nodes, and run the pods that it sends.
+    """Join a Kubernetes cluster as one or more Windows nodes.
 
-    Pods go on when it stops, and it finds them again when it starts. Simulated ones end with it.
+    Pods keep running when this process stops, and are recovered when it starts again. Simulated
+    pods end with the process.
     """
     config = read_config()
     config = replace(config, root=(root or config.root).absolute())
     level = config.runtime.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     if bool(tls_certificate) != bool(tls_key):
-        raise InvalidInput("--tls-cert-file and --tls-private-key-file go together.")
-    settings = NodeSettings(
+        raise InvalidInput("--tls-cert-file and --tls-private-key-file must be given together.")
+    settings = NodeOptions(
         name=(name or platform.node()).lower(),
         build=parse_build(build) if build else config.host_build,
         runtime=runtime,
         is_simulated=simulated,
         max_pods=max_pods,
         labels=dict(map(parse_label, label or ())),
-        taints=registered_taints(register_taint),
-        reserved=Reserved(
-            parse_share(system_reserved) if system_reserved else Share(),
-            parse_share(kube_reserved) if kube_reserved else Share(),
+        taints=taints_to_register(register_taint),
+        reserved=ReservedCapacity(
+            parse_capacity(system_reserved) if system_reserved else Capacity(),
+            parse_capacity(kube_reserved) if kube_reserved else Capacity(),
         ),
         thresholds=replace(
-            parse_thresholds(eviction_hard, Thresholds()),
-            hold=parse_duration(pressure_transition),
+            parse_thresholds(eviction_hard, EvictionThresholds()),
+            transition_period=parse_duration(pressure_transition),
             image_age=parse_duration(image_age),
         ),
         pod_cidr=pod_cidr,
@@ -208,36 +254,38 @@ def command(
         cluster_domain=cluster_domain,
         internal_ip=node_ip,
     )
-    cluster = Cluster(kubeconfig.absolute(), bootstrap_kubeconfig, server, token, authority)
-    serving = Serving(
+    cluster = ClusterConnection(
+        kubeconfig.absolute(), bootstrap_kubeconfig, server, token, authority
+    )
+    server_options = ServerOptions(
         port=port, certificate=tls_certificate, key=tls_key, is_signed=not self_signed
     )
-    every = read_nodes(nodes, settings) if nodes else [settings]
-    joined = [
-        Joined(
-            one,
-            replace(cluster, kubeconfig=one.kubeconfig or cluster.kubeconfig),
-            replace(serving, port=port and port + number),
+    node_options = read_nodes(nodes, settings) if nodes else [settings]
+    setups = [
+        NodeSetup(
+            options,
+            replace(cluster, kubeconfig=options.kubeconfig or cluster.kubeconfig),
+            replace(server_options, port=port and port + number),
             config,
             pod_logs.absolute(),
             manifests,
             document_labels,
         )
-        for number, one in enumerate(every)
+        for number, options in enumerate(node_options)
     ]
-    asyncio.run(_until_stopped(joined))
+    asyncio.run(_until_stopped(setups))
 
 
-def registered_taints(told: Sequence[str] | None) -> tuple[Taint, ...]:
-    """Of a node that registers: the usual one where none is told, and none where '' is."""
-    return tuple(parse_taint(text) for text in told or (str(WINDOWS_TAINT),) if text)
+def taints_to_register(values: Sequence[str] | None) -> tuple[Taint, ...]:
+    """Parse --register-taint. Defaults to the Windows taint; '' registers none."""
+    return tuple(parse_taint(text) for text in values or (str(WINDOWS_TAINT),) if text)
 
 
-async def _until_stopped(nodes: list[Joined]) -> None:
+async def _until_stopped(nodes: list[NodeSetup]) -> None:
     running = asyncio.create_task(run_nodes(nodes))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:
         await running
     except asyncio.CancelledError:
-        _log.info("the node stops; its pods go on")
+        _log.info("Node is shutting down; its pods keep running")

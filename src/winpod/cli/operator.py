@@ -1,4 +1,4 @@
-"""`winpod operator`: the brain of a cluster that has Windows nodes."""
+"""`winpod operator`: run the operator for the Windows nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.log_lines import start_logging
-from winpod.cluster.leading import unique_identity
-from winpod.cluster.operator import Operator, Place
-from winpod.instances.operator.part import instances_part
-from winpod.node.access import SERVICE_ACCOUNT, read_kubeconfig, service_account_access
+from winpod.cli.log_format import start_logging
+from winpod.instances.operator.setup import setup_instances
+from winpod.k8s.kubeconfig import SERVICE_ACCOUNT, in_cluster_config, read_kubeconfig
+from winpod.k8s.leader_election import unique_identity
+from winpod.operator.manager import OperatorManager, OperatorOptions
 
 _log = logging.getLogger("winpod")
 
@@ -30,60 +30,64 @@ def command(
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The cluster, and who acts there; in a pod, its service account."
+            metavar="FILE", help="Kubeconfig of the cluster (default: the pod's service account)."
         ),
     ] = None,
     namespace: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Where its settings and its lease are; in a pod, the pod's."
+            metavar="NAME",
+            help="Namespace of the settings and the lease (default: the pod's namespace).",
         ),
     ] = "",
     identity: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Its name, which no other has; else this machine's, with something random.",
+            help="Unique leader election identity (default: host name and a random suffix).",
         ),
     ] = "",
     address: Annotated[
-        str, typer.Option(metavar="IP", help="Where metrics and health are.")
+        str, typer.Option(metavar="IP", help="Listen address for metrics and health.")
     ] = "0.0.0.0",  # noqa: S104 - probes come from the node
-    port: Annotated[int, typer.Option(metavar="PORT", help="The same.")] = 8080,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port for metrics and health.")] = 8080,
     webhook: Annotated[
         bool,
-        typer.Option("--webhook/--no-webhook", help="Whether the API server asks about pods."),
+        typer.Option("--webhook/--no-webhook", help="Serve the pod admission webhook."),
     ] = True,
-    webhook_port: Annotated[int, typer.Option(metavar="PORT", help="Where it asks.")] = 8443,
+    webhook_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port of the admission webhook.")
+    ] = 8443,
     webhook_client_ca: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Answer there only who has a certificate of this authority; else, everybody.",
+            help="CA for webhook client certificates (default: none required).",
         ),
     ] = None,
     page_port: Annotated[
-        int, typer.Option(metavar="PORT", help="Where the page is, on this machine's loopback.")
+        int, typer.Option(metavar="PORT", help="Port of the dashboard, on loopback.")
     ] = 8081,
     payload: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Make nodes of Windows Server instances, with the files in it; else, leave them.",
+            help="Configure Windows Server instances as nodes with this payload (default: off).",
         ),
     ] = None,
     log_format: Annotated[
-        LogFormat, typer.Option("--log-format", help="Lines for people, or an object a line.")
+        LogFormat, typer.Option("--log-format", help="Log format.")
     ] = LogFormat.TEXT,
 ) -> None:
-    """Look after a cluster's Windows nodes: RuntimeClasses, admission, upgrades, and instances.
+    """Run the operator for the Windows nodes of a cluster.
 
-    Several may run at once: all of them answer, and one acts.
+    It manages RuntimeClasses, pod admission, upgrades and instances. With several replicas all
+    serve the webhook, and the leader reconciles.
     """
     start_logging(as_json=log_format is LogFormat.JSON)
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
-    access = read_kubeconfig(kubeconfig) if kubeconfig else service_account_access()
-    place = Place(
+    access = read_kubeconfig(kubeconfig) if kubeconfig else in_cluster_config()
+    options = OperatorOptions(
         namespace=namespace or _own_namespace(),
         identity=identity or unique_identity(),
         address=address,
@@ -93,8 +97,8 @@ def command(
         webhook_client_ca=webhook_client_ca,
         page_port=page_port,
     )
-    more = [partial(instances_part, payload)] if payload else []
-    asyncio.run(_until_stopped(Operator(access, place, more)))
+    extensions = [partial(setup_instances, payload)] if payload else []
+    asyncio.run(_until_stopped(OperatorManager(access, options, extensions)))
 
 
 def _own_namespace() -> str:
@@ -104,11 +108,11 @@ def _own_namespace() -> str:
         return "winpod-system"
 
 
-async def _until_stopped(operator: Operator) -> None:
+async def _until_stopped(operator: OperatorManager) -> None:
     running = asyncio.create_task(operator.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     try:
         await running
     except asyncio.CancelledError:
-        _log.info("the operator stops; what it made stays")
+        _log.info("Operator is shutting down; its objects are kept")

@@ -1,4 +1,4 @@
-"""Options and forms of output that commands share, so that they read the same everywhere."""
+"""Options and output helpers shared by the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Root = Annotated[
     typer.Option(
         "--root",
         metavar="DIR",
-        help="Where winpod keeps things, else $WINPOD_ROOT.",
+        help="Data directory (default: $WINPOD_ROOT).",
         show_default=False,
     ),
 ]
@@ -27,14 +27,16 @@ Root = Annotated[
 Kubeconfig = Annotated[
     Path | None,
     typer.Option(
-        "--kubeconfig", metavar="FILE", help="The cluster, else $KUBECONFIG, else ~/.kube/config."
+        "--kubeconfig",
+        metavar="FILE",
+        help="Kubeconfig (default: $KUBECONFIG, then ~/.kube/config).",
     ),
 ]
 
 
-def usual_kubeconfig() -> Path:
-    told = os.environ.get("KUBECONFIG", "").partition(":")[0]
-    return Path(told or "~/.kube/config").expanduser()
+def default_kubeconfig() -> Path:
+    path = os.environ.get("KUBECONFIG", "").partition(":")[0]
+    return Path(path or "~/.kube/config").expanduser()
 
 
 class Format(StrEnum):
@@ -42,11 +44,11 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Output = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
+Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def human_size(size: float) -> str:
-    """`512 B`, `1.2 MB`, `3.45 GB`, as docker counts them."""
+    """Format a size in decimal units, as docker does: `512 B`, `1.2 MB`, `3.45 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -57,13 +59,13 @@ def human_size(size: float) -> str:
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
-def emulated(accelerator: str) -> str:
-    """What people should see at once: it is many times slower."""
+def emulation_note(accelerator: str) -> str:
+    """Mark emulated microVMs, which are many times slower."""
     return " (emulated)" if accelerator == Accelerator.EMULATION else ""
 
 
-def ago(seconds: float) -> str:
-    """`5 minutes`, `2 hours`: the largest unit that fits."""
+def format_age(seconds: float) -> str:
+    """Format an age in its largest unit: `5 minutes`, `2 hours`."""
     for name, length in _UNITS:
         if (count := int(seconds // length)) > 0:
             return f"{count} {name}{'s' if count > 1 else ''}"
@@ -71,14 +73,14 @@ def ago(seconds: float) -> str:
 
 
 def short_id(digest: str) -> str:
-    """The twelve digits that people read, of an id or a digest."""
+    """Return the first twelve digits of an id or digest."""
     return digest.rpartition(":")[2][:12]
 
 
 def print_table(
     columns: Sequence[str], rows: Collection[Sequence[str]], right: Collection[str] = ()
 ) -> None:
-    """A table on a terminal, and aligned text elsewhere; the `right` columns are numbers."""
+    """Print a rich table on a terminal, aligned text otherwise; align `right` columns right."""
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
         for row in (columns, *rows):

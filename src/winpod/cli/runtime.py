@@ -1,4 +1,4 @@
-"""`winpod runtime`: the container runtime, for kubelet, crictl and everybody who speaks CRI."""
+"""`winpod runtime`: serve the CRI to kubelet, crictl and other clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import typer
 
 from winpod.cli.options import Root
 from winpod.compute.hypervisor.accelerator import is_emulation_allowed
-from winpod.cri.config import read_config
-from winpod.cri.local import Place, assembled
-from winpod.cri.serving import Serving
-from winpod.cri.settings import SOCKET, Compute
+from winpod.config import SOCKET, ComputeKind, read_config
+from winpod.cri.assemble import RuntimeLocation, assemble
+from winpod.cri.daemon import DaemonInfo
 from winpod.windows.builds import parse_build
 
 _log = logging.getLogger("winpod")
@@ -26,44 +25,48 @@ _log = logging.getLogger("winpod")
 def command(
     socket: Annotated[
         Path | None,
-        typer.Option("--socket", metavar="PATH", help=f"The Unix socket to listen on: {SOCKET}."),
+        typer.Option(
+            "--socket", metavar="PATH", help=f"Unix socket to listen on (default: {SOCKET})."
+        ),
     ] = None,
     tcp: Annotated[
         str,
         typer.Option(
-            "--tcp", metavar="HOST:PORT", help="Listen here too, for clients that run on Windows."
+            "--tcp", metavar="HOST:PORT", help="Also listen on TCP, for clients on Windows."
         ),
     ] = "",
     host_build: Annotated[
         str,
         typer.Option(
-            "--host-build", metavar="BUILD", help="The Windows build of the node: 2022, 10.0.17763."
+            "--host-build",
+            metavar="BUILD",
+            help="Windows build of the node, such as 2022 or 10.0.17763.",
         ),
     ] = "",
     cni: Annotated[
         Path | None,
         typer.Option(
-            "--cni", metavar="DIR", help="CNI configurations to use, such as /etc/cni/net.d."
+            "--cni", metavar="DIR", help="CNI configuration directory, such as /etc/cni/net.d."
         ),
     ] = None,
     compute: Annotated[
-        Compute | None,
-        typer.Option(
-            "--compute", help="Real containers under Wine, or a simulation of many, for tests."
-        ),
+        ComputeKind | None,
+        typer.Option("--compute", help="Run containers under Wine, or simulate them for tests."),
     ] = None,
     idle_exit: Annotated[
         float,
         typer.Option(
-            "--idle-exit", metavar="SECONDS", help="End when nobody has asked for anything so long."
+            "--idle-exit",
+            metavar="SECONDS",
+            help="Exit after this long without requests (0: never).",
         ),
     ] = 0,
     root: Root = None,
 ) -> None:
-    """Run Windows containers for whoever speaks CRI v1.
+    """Run the CRI v1 runtime service for Windows containers.
 
-    Containers go on when it stops, and it finds them again when it starts. Simulated ones end with
-    it; they need no Wine, no network and no root.
+    Containers keep running when this process stops, and are recovered when it starts again.
+    Simulated containers end with the process; they need no Wine, no network and no root.
     """
     config = read_config()
     settings = config.runtime
@@ -77,33 +80,40 @@ def command(
         tcp=tcp or settings.tcp,
         compute=compute or settings.compute,
     )
-    here = (root or config.root).absolute()
-    place = Place(here, host, config.images, config.handlers, network, settings, config.hypervisor)
-    asyncio.run(_serve(place, idle_exit))
+    location = RuntimeLocation(
+        (root or config.root).absolute(),
+        host,
+        config.images,
+        config.handlers,
+        network,
+        settings,
+        config.hypervisor,
+    )
+    asyncio.run(_serve(location, idle_exit))
 
 
-async def _serve(place: Place, idle_exit: float) -> None:
-    settings = place.runtime
+async def _serve(location: RuntimeLocation, idle_exit: float) -> None:
+    settings = location.runtime
     addresses = [f"unix:{settings.socket}", *([settings.tcp] if settings.tcp else [])]
-    serving = Serving(
+    daemon = DaemonInfo(
         str(settings.socket),
-        str(place.host.base),
+        str(location.host.base),
         os.getpid(),
         background=bool(idle_exit),
-        emulation=is_emulation_allowed(place.hypervisor.allow_emulation, os.environ),
+        emulation=is_emulation_allowed(location.hypervisor.allow_emulation, os.environ),
     )
-    async with assembled(place) as server:
+    async with assemble(location) as server:
         await server.start(*addresses)
-        serving.write(place.root)
-        _log.info("%s at %s", place.host.describe(), ", ".join(addresses))
+        daemon.write(location.root)
+        _log.info("Serving %s on %s", location.host.describe(), ", ".join(addresses))
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        ends: list[asyncio.Task[object]] = [asyncio.create_task(stopped.wait())]
+        stop_tasks: list[asyncio.Task[object]] = [asyncio.create_task(stopped.wait())]
         if idle_exit:
-            ends.append(asyncio.create_task(server.until_idle(idle_exit)))
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
+            stop_tasks.append(asyncio.create_task(server.wait_idle(idle_exit)))
+        await asyncio.wait(stop_tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in stop_tasks:
+            task.cancel()
         await server.stop()
-        serving.withdraw(place.root)
+        daemon.remove(location.root)

@@ -1,4 +1,4 @@
-"""`winpod runtimeclass`: the classes that the operator would make, for who keeps them in git."""
+"""`winpod runtimeclass`: generate the operator's RuntimeClasses, for GitOps repositories."""
 
 from __future__ import annotations
 
@@ -12,50 +12,47 @@ from typing import Annotated
 import typer
 import yaml
 
-from winpod.cluster.classes import WantedClass, desired_classes
-from winpod.cluster.node_labels import change_labels, with_labels
-from winpod.cluster.settings import Settings, read_settings
-from winpod.node.manifests import read_manifests
-from winpod.windows.errors import InvalidInput, NotFound
-from winpod.windows.objects import Node
+from winpod.errors import InvalidInput, NotFound
+from winpod.k8s.manifests import read_manifests
+from winpod.operator.runtimeclasses.desired_classes import DesiredClass, desired_classes
+from winpod.operator.runtimeclasses.node_labels import change_labels, with_labels
+from winpod.operator.settings import OperatorSettings, read_settings
+from winpod.placement.model import Node
 
-app = typer.Typer(help="Write the RuntimeClasses that a cluster's Windows nodes give reason for.")
+app = typer.Typer(help="Generate RuntimeClasses for the Windows nodes of a cluster.")
 
 
-class Output(StrEnum):
+class ClassFormat(StrEnum):
     YAML = "yaml"
     JSON = "json"
 
 
 @app.callback()
 def _group() -> None:
-    """Write the RuntimeClasses that a cluster's Windows nodes give reason for."""
+    """Generate RuntimeClasses for the Windows nodes of a cluster."""
 
 
 @app.command("render")
-def render(
+def print_classes(
     nodes: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Node objects, as `kubectl get nodes -o yaml` writes them."
-        ),
+        typer.Option(metavar="FILE", help="File with Node objects (`kubectl get nodes -o yaml`)."),
     ] = None,
     kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ask this cluster for its nodes.")
+        Path | None, typer.Option(metavar="FILE", help="Read the nodes of this cluster.")
     ] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig to use.")
-    ] = None,
+    context: Annotated[str | None, typer.Option(metavar="NAME", help="Kubeconfig context.")] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The operator's settings.")
+        Path | None, typer.Option(metavar="FILE", help="Settings file of the operator.")
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the objects.")] = (
-        Output.YAML
+    output: Annotated[ClassFormat, typer.Option("--output", "-o", help="Output format.")] = (
+        ClassFormat.YAML
     ),
 ) -> None:
-    """Print the RuntimeClasses that the operator would make for these nodes.
+    """Print the RuntimeClasses that the operator would create for these nodes.
 
-    Labels that a class needs and nodes lack are told: the operator sets them, or you do.
+    Labels that a class selects and a node lacks are reported on stderr as kubectl commands. The
+    operator sets them itself.
     """
     settings = read_settings_file(config)
     found = _nodes(nodes, kubeconfig, context)
@@ -63,21 +60,21 @@ def render(
     classes = desired_classes(labelled, settings)
     if not classes:
         raise NotFound(
-            "these nodes give no reason for a RuntimeClass: none is a Windows node of a known "
-            "build whose runtime can start pods."
+            "no RuntimeClass applies to these nodes: none is a Windows node of a known build "
+            "whose runtime can start pods."
         )
     for command in _missing_labels(classes, found, labelled):
-        print(f"winpod: a class selects a label that a node lacks: {command}", file=sys.stderr)
-    objects = [wanted.to_object() for wanted in classes]
-    if output is Output.JSON:
+        print(f"winpod: node lacks a label that a class selects, run: {command}", file=sys.stderr)
+    objects = [desired.to_object() for desired in classes]
+    if output is ClassFormat.JSON:
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
     else:
         print(yaml.safe_dump_all(objects, sort_keys=False, width=1000), end="")
 
 
-def read_settings_file(config: Path | None) -> Settings:
+def read_settings_file(config: Path | None) -> OperatorSettings:
     if config is None:
-        return Settings()
+        return OperatorSettings()
     try:
         return read_settings(config.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -88,25 +85,25 @@ def read_settings_file(config: Path | None) -> Settings:
 
 def _nodes(nodes: Path | None, kubeconfig: Path | None, context: str | None) -> Sequence[Node]:
     if bool(nodes) == bool(kubeconfig):
-        raise InvalidInput("one of --nodes and --kubeconfig names the nodes.", "Give one of them.")
+        raise InvalidInput("either --nodes or --kubeconfig is required.", "Give one of them.")
     if context and not kubeconfig:
-        raise InvalidInput("--context is for --kubeconfig, which is not given.")
+        raise InvalidInput("--context requires --kubeconfig.")
     if kubeconfig:
-        from winpod.cluster.live import read_cluster
+        from winpod.check.live_cluster import read_live_cluster
 
-        return read_cluster(kubeconfig, context=context).nodes
+        return read_live_cluster(kubeconfig, context=context).nodes
     found = read_manifests([str(nodes)]).nodes
     if not found:
         raise InvalidInput(
-            f"{nodes} holds no Node object.", "`kubectl get nodes -o yaml` writes such a file."
+            f"{nodes} contains no Node object.", "Create it with `kubectl get nodes -o yaml`."
         )
     return found
 
 
 def _missing_labels(
-    classes: Sequence[WantedClass], found: Sequence[Node], labelled: Sequence[Node]
+    classes: Sequence[DesiredClass], found: Sequence[Node], labelled: Sequence[Node]
 ) -> Iterable[str]:
-    selected = {pair for wanted in classes for pair in wanted.runtime_class.node_selector}
+    selected = {pair for desired in classes for pair in desired.runtime_class.node_selector}
     for before, after in zip(found, labelled, strict=True):
         lacking = sorted((set(after.labels) - set(before.labels)) & selected)
         if lacking:

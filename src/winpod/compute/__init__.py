@@ -1,1 +1,1 @@
-"""One container's life: what is asked of it, made into a plan, and the plan made to run."""
+"""Create and run containers: the container spec, and the backends that run it."""

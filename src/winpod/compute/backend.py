@@ -1,7 +1,7 @@
-"""What makes containers run: the one face that the CRI server has of it.
+"""The interface between the CRI server and what runs the containers.
 
-A backend is told to make, start, end and remove things by id, may be told twice, and answers what
-is true after a restart of this process. There are real containers, and simulated ones for scale.
+All operations are idempotent, address sandboxes and containers by id, and answer correctly after a
+restart of the daemon. `WineBackend` runs real containers, `SimulatedBackend` none, for scale tests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from winpod.compute.agent import Signal, Size, Stream
-from winpod.compute.plan import Plan
-from winpod.compute.resources import Enforced
+from winpod.compute.agent.client import Signal, Stream, TerminalSize
+from winpod.compute.resources import ResourceLimits
+from winpod.compute.spec import ContainerSpec
 from winpod.windows.builds import Build
 from winpod.windows.isolation import Isolation
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxAsked:
-    """What a pod's containers share."""
+class SandboxSpec:
+    """The settings that a pod's containers share."""
 
     id: str
     hostname: str
@@ -33,15 +33,15 @@ class SandboxAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerParts:
-    """One container, planned, and where its parts are.
+class ContainerConfig:
+    """A container's spec and where its parts are.
 
-    A log that has a limit keeps itself within it; others are looked after by who asked for them.
+    A log with a limit is rotated by wproxy; without one, the CRI client rotates it.
     """
 
     id: str
     sandbox: str
-    plan: Plan
+    spec: ContainerSpec
     build: Build
     layers: tuple[Path, ...]
     log_path: str
@@ -49,8 +49,8 @@ class ContainerParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """How a container's program ended; the code has 32 bits, as Windows'."""
+class ExitStatus:
+    """How a container's program ended. Exit codes have 32 bits, as on Windows."""
 
     code: int
     finished_at: int
@@ -59,11 +59,11 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a container has used and uses.
+class ContainerUsage:
+    """Resource usage of a container.
 
-    The working set is memory that no file backs and only its processes have; the commit is that and
-    what was swapped out or is shared among them; charged is all that counts against its limit.
+    The working set is anonymous memory of its processes only. The commit adds swapped and shared
+    memory. Charged is everything that counts against the memory limit.
     """
 
     timestamp: int
@@ -80,107 +80,109 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ExecOutput:
     code: int
     stdout: bytes
     stderr: bytes
 
 
-class Joined(Protocol):
-    """The streams of a program in a container, for one client; leaving the context lets go."""
+class ProgramStreams(Protocol):
+    """The streams of a program in a container, for one client. Leaving the context detaches."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
 
     def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        """What the program writes from now on, in the order it came, until it has ended."""
+        """Yield what the program writes from now on, in order, until it exits."""
 
     async def write(self, data: bytes) -> None: ...
 
-    async def end_input(self) -> None: ...
+    async def close_stdin(self) -> None: ...
 
-    async def resize(self, size: Size) -> None: ...
+    async def resize(self, size: TerminalSize) -> None: ...
 
 
-class Executed(Joined, Protocol):
-    """A further program that was started; leaving the context ends it, if it has not ended."""
+class ExecSession(ProgramStreams, Protocol):
+    """A program started by exec. Leaving the context terminates it if it still runs."""
 
     async def signal(self, signal: Signal) -> None: ...
 
     async def wait(self) -> int:
-        """The exit code, 32 bits without a sign. What is written meanwhile is dropped."""
+        """Return the exit code as an unsigned 32-bit number. Drops output that is not read."""
 
 
 class Backend(Protocol):
-    async def open(self, known: Collection[str]) -> None:
-        """Before anything else: what belongs to no known sandbox or container is ended."""
+    async def open(self, known_ids: Collection[str]) -> None:
+        """Remove sandboxes and containers with other ids. Must be called first."""
 
     async def close(self) -> None:
-        """What only waited is ended; sandboxes and containers go on."""
+        """Destroy what is only kept warm. Sandboxes and containers keep running."""
 
     def describe(self) -> Mapping[str, object]:
-        """What it is, for people."""
+        """Return facts for the CRI's verbose status."""
 
-    def trouble(self, isolation: Isolation = Isolation.PROCESS) -> str:
-        """Why no container can be made here and now, empty where one can."""
+    def unavailable_reason(self, isolation: Isolation = Isolation.PROCESS) -> str:
+        """Explain why no container can be created at present; empty if one can."""
 
-    async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
-        """The network namespace that the sandbox should have, where there is one already."""
+    async def create_sandbox(self, spec: SandboxSpec) -> Path | None:
+        """Create a sandbox. Returns its network namespace if it already has one."""
 
-    def connecting(self, sandbox: str) -> None:
-        """Its network namespace is there, and what containers need besides may be begun."""
+    def netns_ready(self, sandbox: str) -> None:
+        """Notify that the network namespace exists, so that silos can boot in it."""
 
-    async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
-        """Its network is there, as its plugins answered; the sandbox is when this returns."""
+    async def network_ready(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
+        """Notify of the CNI result. The sandbox is ready when this returns."""
 
-    async def until_sandbox_dies(self, sandbox: str) -> None:
-        """Returns when what its containers need besides its network is gone; else never."""
+    async def wait_sandbox_exit(self, sandbox: str) -> None:
+        """Return if the sandbox's microVM ends. Never returns for other sandboxes."""
 
     async def remove_sandbox(self, sandbox: str) -> None: ...
 
-    async def processors(self, sandbox: str) -> int:
-        """How many its programs see."""
+    async def cpu_count(self, sandbox: str) -> int:
+        """Return the number of processors that the sandbox's programs see."""
 
     async def dial(
         self, sandbox: str, port: int, addresses: Sequence[str]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """A connection to a port as a program of the sandbox would make it; OSError where nobody
-        listens. None where that is made in the sandbox's network namespace."""
+        """Connect to a port as a program in the sandbox would. Raises OSError if refused.
+
+        None means that the caller has to connect in the sandbox's network namespace.
+        """
 
     async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
-        """What a sandbox has as a whole, where it has that; a zero leaves it as it is."""
+        """Resize the sandbox's microVM, if it has one. A zero leaves a value unchanged."""
 
-    async def make(self, asked: ContainerParts) -> None: ...
+    async def create_container(self, config: ContainerConfig) -> None: ...
 
     async def start(self, container: str) -> None: ...
 
     async def signal(self, container: str, *, kill: bool) -> None:
-        """The stop event, or the end of everything in the container."""
+        """Send the stop event, or kill everything in the container."""
 
-    async def wait(self, container: str) -> Exit:
-        """Until the container's program has ended; at once if it has. Survives a restart."""
+    async def wait(self, container: str) -> ExitStatus:
+        """Wait for the container's program to exit, also if a previous daemon started it."""
 
     async def was_started(self, container: str) -> bool:
-        """Whether a start that was cut short came as far as the container's program."""
+        """Report whether an interrupted start got as far as the container's program."""
 
     async def is_running(self, container: str) -> bool: ...
 
     async def remove(self, container: str) -> None: ...
 
-    async def update(self, container: str, limits: Enforced) -> None: ...
+    async def update(self, container: str, limits: ResourceLimits) -> None: ...
 
-    async def usage(self, container: str) -> Usage: ...
+    async def usage(self, container: str) -> ContainerUsage: ...
 
     async def reopen_log(self, container: str) -> None: ...
 
-    async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
-        """A further program in the container, to its end; TimeoutError when that takes longer."""
+    async def exec_sync(self, container: str, command: Sequence[str], seconds: float) -> ExecOutput:
+        """Run a program in the container to its end. Raises TimeoutError."""
 
     async def exec(
-        self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool
-    ) -> Executed:
-        """A further program, with the environment, directory and user of the container's own."""
+        self, container: str, command: Sequence[str], *, terminal: TerminalSize | None, stdin: bool
+    ) -> ExecSession:
+        """Start a program with the environment, directory and user of the container."""
 
-    async def attach(self, container: str, *, stdin: bool) -> Joined:
-        """The streams of the container's own program, as others may have them at the same time."""
+    async def attach(self, container: str, *, stdin: bool) -> ProgramStreams:
+        """Attach to the container's own program. Several clients may be attached."""

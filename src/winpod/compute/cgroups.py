@@ -1,8 +1,8 @@
-"""The control group of a shell: limits set while it runs, and what it has used.
+"""The cgroup of a silo: limits changed while it runs, and usage.
 
-The OCI runtime makes it, and removes it where nobody has killed it meanwhile. Both layouts of the
-kernel are known: one directory for all (version 2), or one for each controller (version 1); a limit
-that the machine has no controller for is left out.
+The OCI runtime creates the cgroup. It also removes it, unless the silo was killed before. Both
+versions are supported: one directory for all controllers (v2), or one for each (v1). A limit whose
+controller is missing is skipped.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.compute.errors import MemoryInUse
-from winpod.compute.resources import Enforced
+from winpod.compute.native import WPROXY, native_program
+from winpod.compute.resources import ORDINARY_WEIGHT, ResourceLimits
 
-PARENT = "winpod"
-MEMORY = 4 << 30
+PARENT_CGROUP = "winpod"
+DEFAULT_MEMORY = 4 << 30
 _ROOT = Path("/sys/fs/cgroup")
+_SUPERVISORS = "supervisors"
+_HIERARCHIES = ("memory", "pids", "cpu", "cpuacct", "blkio", "systemd", "unified")
+"""Version 1. systemd finds the unit of a process by the last two."""
 _NO_QUOTA = -1
-_PATIENCE = 5.0
+_ORDINARY_SHARES, _FEWEST_SHARES = 1024, 2
+_REMOVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Private memory is what no file backs and one process has; shared, what several do."""
+class CgroupUsage:
+    """Private memory is anonymous memory of one process; shared memory belongs to several."""
 
     cpu_nanoseconds: int = 0
     memory_bytes: int = 0
@@ -40,83 +45,116 @@ class Counted:
     out_of_memory_kills: int = 0
 
 
-def set_limits(name: str, limits: Enforced, device: str = "", root: Path = _ROOT) -> None:
-    """All of them or none; `device` is the `major:minor` of the disk that the container writes to.
+def set_limits(name: str, limits: ResourceLimits, device: str = "", root: Path = _ROOT) -> None:
+    """Set all limits or none; `device` is the `major:minor` of the container's disk.
 
-    Less memory than is used is refused before anything is written: one layout of the kernel would
-    make room by killing, and the other refuses half-way.
+    A memory limit below the usage is refused before anything is written: cgroup v2 would OOM-kill
+    to get below it, and v1 would refuse it after other limits were written.
     """
-    memory, counted = limits.memory_bytes or MEMORY, read_usage(name, root)
+    memory, counted = limits.memory_bytes or DEFAULT_MEMORY, read_usage(name, root)
     if memory < (used := counted.private_bytes + counted.shared_bytes):
         raise MemoryInUse(memory, used)
-    before: list[tuple[Path, str]] = []
-    for controller, file, text in _writes(limits, device, is_unified=_is_unified(root)):
-        place = _folder(controller, name, root) / file
-        if not place.exists():
+    written: list[tuple[Path, str]] = []
+    for controller, file, text in _writes(limits, device, is_unified=is_cgroup_v2(root)):
+        path = _folder(controller, name, root) / file
+        if not path.exists():
             continue
-        was = _text(place)
+        old = _text(path)
         try:
-            place.write_text(text)
+            path.write_text(text)
         except OSError as error:
-            _write_back(before)
+            _write_back(written)
             if error.errno != errno.EBUSY:
                 raise
             raise MemoryInUse(memory, read_usage(name, root).memory_bytes) from None
-        before.append((place, was))
+        written.append((path, old))
 
 
-def _write_back(before: Sequence[tuple[Path, str]]) -> None:
-    for place, was in reversed(before):
+def _write_back(written: Sequence[tuple[Path, str]]) -> None:
+    for path, old in reversed(written):
         with contextlib.suppress(OSError):
-            place.write_text(was)
+            path.write_text(old)
 
 
-def set_rates(name: str, device: str, bytes_: int | None, operations: int | None) -> None:
-    """How much a group may read and write of one disk in a second; None is no limit."""
-    writes = _rate_writes(device, bytes_, operations, is_unified=_is_unified())
+def set_io_limits(name: str, device: str, bytes_: int | None, operations: int | None) -> None:
+    """Limit what a cgroup reads and writes of one disk per second; None is unlimited."""
+    writes = _rate_writes(device, bytes_, operations, is_unified=is_cgroup_v2())
     for controller, file, text in writes:
-        place = _folder(controller, name) / file
-        if place.exists():
-            place.write_text(text)
+        path = _folder(controller, name) / file
+        if path.exists():
+            path.write_text(text)
 
 
-def make_group(name: str, memory: int) -> None:
-    """For processes that no OCI runtime starts, with a limit of memory and processes."""
+def create_cgroup(name: str, memory: int) -> None:
+    """Create a cgroup with limits for processes that no OCI runtime starts."""
     for folder in _all_of(name):
         folder.mkdir(parents=True, exist_ok=True)
-    if _is_unified():
-        for above in (_ROOT, _ROOT / PARENT):
-            (above / "cgroup.subtree_control").write_text("+cpu +memory +pids +io")
+    if is_cgroup_v2():
+        for parent in (_ROOT, _ROOT / PARENT_CGROUP):
+            (parent / "cgroup.subtree_control").write_text("+cpu +memory +pids +io")
     elif _has("memory"):
         (_folder("memory", name) / "memory.limit_in_bytes").write_text(str(memory))
-    set_limits(name, Enforced(len(os.sched_getaffinity(0)), memory_bytes=memory))
+    set_limits(name, ResourceLimits(len(os.sched_getaffinity(0)), memory_bytes=memory))
 
 
-def member_files(name: str) -> list[Path]:
-    """A process whose number is written there is in the group."""
-    return [folder / "cgroup.procs" for folder in _all_of(name)]
+def controllers() -> dict[str, bool]:
+    """Report for each controller that limits need whether the host has it."""
+    if is_cgroup_v2():
+        found = _text(_ROOT / "cgroup.controllers").split()
+        return {name: name in found for name in ("memory", "pids", "cpu", "io")}
+    names = {"memory": "memory", "pids": "pids", "cpu": "cpu", "io": "blkio"}
+    return {name: (_ROOT / folder).is_dir() for name, folder in names.items()}
+
+
+def require_limits(name: str) -> None:
+    """Raise OSError unless a cgroup has the files that limits are written to."""
+    files = {"memory": ("memory.max", "memory.limit_in_bytes"), "pids": ("pids.max",)}
+    for controller, choices in files.items():
+        path = _folder(controller, name) / choices[0 if is_cgroup_v2() else -1]
+        if not path.exists():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def in_cgroup(name: str, command: Sequence[str]) -> list[str]:
+    """Prefix a command so that it runs in a cgroup."""
+    files = " ".join(str(folder / "cgroup.procs") for folder in _all_of(name))
+    return [str(native_program(WPROXY)), "enter", files, *command]
+
+
+def in_own_cgroup(command: Sequence[str]) -> list[str]:
+    """Prefix a command so that it runs in winpod's own cgroup, and outlives its caller's.
+
+    A service manager ends a unit or a login session with every process in its cgroup. Without
+    permission to create cgroups the command stays in its caller's.
+    """
+    folders = _all_of(_SUPERVISORS)
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return list(command)
+    return in_cgroup(_SUPERVISORS, command) if folders else list(command)
 
 
 def _all_of(name: str) -> list[Path]:
-    controllers = ("memory", "pids", "cpu", "cpuacct", "blkio")
-    found = [_folder(controller, name) for controller in controllers if _has(controller)]
+    found = [_folder(hierarchy, name) for hierarchy in _HIERARCHIES if _has(hierarchy)]
     return list(dict.fromkeys(found))
 
 
-def _has(controller: str) -> bool:
-    return _is_unified() or (_ROOT / controller).is_dir()
+def _has(hierarchy: str) -> bool:
+    return is_cgroup_v2() or (_ROOT / hierarchy).is_dir()
 
 
-def remove_group(name: str) -> None:
-    """Whatever is there of it, with all that runs in it."""
-    folders = (_ROOT / PARENT / name, *_ROOT.glob(f"*/{PARENT}/{name}"))
-    deadline = time.monotonic() + _PATIENCE
+def remove_cgroup(name: str) -> None:
+    """Kill everything in a cgroup and remove it from every hierarchy."""
+    folders = (_ROOT / PARENT_CGROUP / name, *_ROOT.glob(f"*/{PARENT_CGROUP}/{name}"))
+    deadline = time.monotonic() + _REMOVE_SECONDS
     while not all(map(_remove, folders)) and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def _remove(folder: Path) -> bool:
-    """Whether it is gone; killed processes leave a group only after a moment."""
+    """Return whether the cgroup is gone. Killed processes leave it only after a moment."""
     _kill_all(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -129,13 +167,13 @@ def _kill_all(folder: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def read_usage(name: str, root: Path = _ROOT) -> Counted:
-    if _is_unified(root):
+def read_usage(name: str, root: Path = _ROOT) -> CgroupUsage:
+    if is_cgroup_v2(root):
         folder = _folder("", name, root)
-        return count_unified({file: _text(folder / file) for file in UNIFIED_FILES})
+        return parse_cgroup_v2({file: _text(folder / file) for file in UNIFIED_FILES})
     memory, pids = _folder("memory", name, root), _folder("pids", name, root)
     stat = _table(_text(memory / "memory.stat"))
-    return Counted(
+    return CgroupUsage(
         _number(_text(_folder("cpuacct", name, root) / "cpuacct.usage")),
         _number(_text(memory / "memory.usage_in_bytes")),
         stat.get("total_rss", 0),
@@ -158,10 +196,10 @@ UNIFIED_FILES = (
 )
 
 
-def count_unified(files: Mapping[str, str]) -> Counted:
-    """What those files of a group say, wherever they were read."""
+def parse_cgroup_v2(files: Mapping[str, str]) -> CgroupUsage:
+    """Parse the v2 files of a cgroup, read on the host or in a microVM."""
     stat = _table(files["memory.stat"])
-    return Counted(
+    return CgroupUsage(
         _table(files["cpu.stat"]).get("usage_usec", 0) * 1000,
         _number(files["memory.current"]),
         stat.get("anon", 0),
@@ -173,33 +211,35 @@ def count_unified(files: Mapping[str, str]) -> Counted:
     )
 
 
-def unified_writes(limits: Enforced) -> Iterator[tuple[str, str]]:
-    """What is written to which files of a group, but for a disk's rates."""
+def cgroup_v2_writes(limits: ResourceLimits) -> Iterator[tuple[str, str]]:
+    """Yield the v2 files to write and their content, except the disk's I/O limits."""
     quota, period = limits.cpu_quota_us, limits.cpu_period_us
     yield "pids.max", str(limits.pids)
-    yield "memory.max", str(limits.memory_bytes or MEMORY)
+    yield "memory.max", str(limits.memory_bytes or DEFAULT_MEMORY)
     yield "memory.swap.max", "0"
     yield "cpu.max", f"{quota or 'max'} {period}"
-    yield "cpu.weight", str(_weight(limits.cpu_shares or 1024))
+    yield "cpu.weight", str(limits.cpu_weight or ORDINARY_WEIGHT)
 
 
-def _writes(limits: Enforced, device: str, *, is_unified: bool) -> Iterator[tuple[str, str, str]]:
+def _writes(
+    limits: ResourceLimits, device: str, *, is_unified: bool
+) -> Iterator[tuple[str, str, str]]:
     rates = limits.disk_bytes_per_second, limits.disk_operations_per_second
-    memory = str(limits.memory_bytes or MEMORY)
+    memory = str(limits.memory_bytes or DEFAULT_MEMORY)
     quota, period = limits.cpu_quota_us, limits.cpu_period_us
     if is_unified:
-        for file, text in unified_writes(limits):
+        for file, text in cgroup_v2_writes(limits):
             yield "", file, text
         yield from _rate_writes(device, *rates, is_unified=is_unified)
         return
     yield "pids", "pids.max", str(limits.pids)
-    # The one may never be above the other, so the order depends on which way they go.
+    # memsw may never be below memory, so it is raised first.
     yield "memory", "memory.memsw.limit_in_bytes", str(1 << 62)
     yield "memory", "memory.limit_in_bytes", memory
     yield "memory", "memory.memsw.limit_in_bytes", memory
     yield "cpu", "cpu.cfs_period_us", str(period)
     yield "cpu", "cpu.cfs_quota_us", str(quota or _NO_QUOTA)
-    yield "cpu", "cpu.shares", str(limits.cpu_shares or 1024)
+    yield "cpu", "cpu.shares", str(_shares(limits.cpu_weight or ORDINARY_WEIGHT))
     yield from _rate_writes(device, *rates, is_unified=is_unified)
 
 
@@ -209,25 +249,25 @@ def _rate_writes(
     if not device:
         return
     if is_unified:
-        most, often = bytes_ or "max", operations or "max"
-        yield "", "io.max", f"{device} rbps={most} wbps={most} riops={often} wiops={often}"
+        rate, iops = bytes_ or "max", operations or "max"
+        yield "", "io.max", f"{device} rbps={rate} wbps={rate} riops={iops} wiops={iops}"
         return
     for kind in ("read", "write"):
         yield "blkio", f"blkio.throttle.{kind}_bps_device", f"{device} {bytes_ or 0}"
         yield "blkio", f"blkio.throttle.{kind}_iops_device", f"{device} {operations or 0}"
 
 
-def _weight(shares: int) -> int:
-    """Shares of 2 to 262144 as a weight of 1 to 10000, as OCI runtimes count."""
-    return 1 + (max(shares, 2) - 2) * 9999 // 262142
+def _shares(weight: int) -> int:
+    """Convert a Windows weight to cpu.shares. cpu.weight has Windows' range, 1 to 10000."""
+    return max(_ORDINARY_SHARES * weight // ORDINARY_WEIGHT, _FEWEST_SHARES)
 
 
-def _is_unified(root: Path = _ROOT) -> bool:
+def is_cgroup_v2(root: Path = _ROOT) -> bool:
     return (root / "cgroup.controllers").exists()
 
 
 def _folder(controller: str, name: str, root: Path = _ROOT) -> Path:
-    return (root if _is_unified(root) else root / controller) / PARENT / name
+    return (root if is_cgroup_v2(root) else root / controller) / PARENT_CGROUP / name
 
 
 def _text(file: Path) -> str:

@@ -1,105 +1,114 @@
-"""What can go wrong between a container and the program in it."""
+"""Errors of containers, silos and microVMs."""
 
 import os
 from collections.abc import Sequence
 
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.errors import Unavailable, WinpodError
 
 
-class AgentGone(Unavailable):
-    """The shell of a container has ended, or is not there yet."""
+class AgentUnavailable(Unavailable):
+    """The silo of a container has ended, or has not started yet."""
 
 
-class AgentMisspoke(WinpodError):
-    """The other end of a shell's socket does not keep to the protocol."""
+class AgentProtocolError(WinpodError):
+    """The agent violated the protocol."""
 
     code = "INTERNAL"
 
 
-class NotReady(WinpodError):
-    """Something that every container needs is not on this machine."""
+class PrerequisiteMissing(WinpodError):
+    """The host lacks something that every container needs."""
 
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"no container can be made: {why}")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no container can be created: {reason}")
+
+
+class Unsupported(WinpodError):
+    """The host does not meet the requirements of winpod."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(
+            f"No container can run on this host: {found}.", f"{remedy} See winpod doctor."
+        )
 
 
 class NativeMissing(WinpodError):
-    """A program of winpod's own is not where the package has it."""
+    """A native program is missing from the installed package."""
 
     code = "FAILED_PRECONDITION"
 
 
 class WindowsError(WinpodError):
-    """Windows refused: its number, and its sentence."""
+    """Windows refused a request: the error number, and its message."""
 
-    def __init__(self, number: int, sentence: str) -> None:
-        super().__init__(sentence or f"Windows error {number}.")
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message or f"Windows error {number}.")
         self.number = number
 
 
-class ShellFailed(WinpodError):
-    """The container that programs were to run in did not come up, or could not be changed."""
+class SiloFailed(WinpodError):
+    """The silo of a container did not boot, or could not be changed."""
 
-    def __init__(self, said: str) -> None:
-        super().__init__(f"the container's Windows did not start: {said or 'it said nothing'}.")
+    def __init__(self, output: str) -> None:
+        super().__init__(f"the container's Windows did not start: {output or 'no output'}.")
 
 
 class MemoryInUse(WinpodError):
-    """A container is to have less memory than it uses."""
+    """A container's memory limit is below its usage."""
 
     code = "INVALID_ARGUMENT"
 
     def __init__(self, limit: int, used: int) -> None:
         super().__init__(
-            f"the memory limit of {limit >> 20} MiB is less than what the container's Windows uses "
-            f"already, {used >> 20} MiB.",
-            "Give it more: 64 MiB are enough for a small program.",
+            f"the memory limit of {limit >> 20} MiB is less than the container's Windows already "
+            f"uses, {used >> 20} MiB.",
+            "Increase the limit; 64 MiB are enough for a small program.",
         )
 
 
-class StartRefused(WinpodError):
-    """Windows did not start the program; the sentence is its own."""
+class ProgramStartFailed(WinpodError):
+    """Windows did not start the program; the message is its own."""
 
-    def __init__(self, said: str) -> None:
-        super().__init__(f"hcs::System::CreateProcess: {said}")
+    def __init__(self, message: str) -> None:
+        super().__init__(f"hcs::System::CreateProcess: {message}")
 
 
 class LogNotReopened(WinpodError):
-    """A log that was moved away is still the one that is written."""
+    """A rotated log is still the file that is written to."""
 
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"The log {path} is not opened again: {why}.", "Put the one that was moved back."
-        )
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"The log {path} was not reopened: {reason}.", "Move the old file back.")
 
 
-class PipeRefused(WinpodError):
-    """A named pipe that leads out of a container was not made in it."""
+class NamedPipeFailed(WinpodError):
+    """A named pipe could not be created in a container."""
 
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, said: str) -> None:
-        super().__init__(f"the container's named pipes cannot be made: {said.rstrip('.')}.")
+    def __init__(self, output: str) -> None:
+        super().__init__(f"the container's named pipes cannot be created: {output.rstrip('.')}.")
 
 
 class DiskFailed(WinpodError):
-    """The container's own disk could not be made."""
+    """The container's scratch disk could not be created."""
 
     code = "RESOURCE_EXHAUSTED"
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, output: str) -> None:
         super().__init__(
-            f"the container's disk cannot be made: {said}.",
-            "It needs mkfs.ext4, a loop device, and room on the machine's disk.",
+            f"the container's disk cannot be created: {output}.",
+            "It needs mkfs.ext4, a loop device, and free space on the host's disk.",
         )
 
 
 class MountFailed(WinpodError):
-    """Something of this machine could not be mounted into a container."""
+    """A path of the host could not be mounted into a container."""
 
     code = "INVALID_ARGUMENT"
 
@@ -109,54 +118,54 @@ class MountFailed(WinpodError):
         )
 
 
-class KitFailed(WinpodError):
-    """QEMU or a guest's kernel could not be had."""
+class HypervisorAssetsFailed(WinpodError):
+    """QEMU or the guest's kernel is missing or could not be downloaded."""
 
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"hypervisor isolation is not ready: {why}.")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"hypervisor isolation is not ready: {reason}.")
 
 
-class MachineFailed(WinpodError):
-    """A pod's microVM could not be made or changed."""
+class MicroVmFailed(WinpodError):
+    """A pod's microVM could not be created or changed."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the pod's microVM: {why}.")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the pod's microVM: {reason}.")
 
 
-class GuestTooSmall(WinpodError):
-    """More is asked of a pod's microVM than this machine can give it."""
+class MicroVmTooLarge(WinpodError):
+    """A pod's microVM needs more than the host can provide."""
 
     code = "OUT_OF_RANGE"
 
-    def __init__(self, memory: int, processors: int, most_memory: int, most: int) -> None:
-        asked = " and ".join(
-            words
-            for number, words in (
+    def __init__(self, memory: int, processors: int, max_memory: int, max_processors: int) -> None:
+        needed = " and ".join(
+            text
+            for number, text in (
                 (memory, f"{memory >> 20} MiB of memory"),
                 (processors, f"{processors} processors"),
             )
             if number
         )
         super().__init__(
-            f"the pod's microVM would need {asked}, and can have {most_memory >> 20} MiB and "
-            f"{most} processors here.",
-            "Ask for less, or run the pod on a larger machine.",
+            f"the pod's microVM would need {needed}, but this host allows {max_memory >> 20} MiB "
+            f"and {max_processors} processors.",
+            "Request less, or run the pod on a larger node.",
         )
 
 
-class MachineGone(Unavailable):
-    """A pod's microVM has ended, or says nothing any more."""
+class MicroVmGone(Unavailable):
+    """A pod's microVM has ended, or does not respond."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the pod's microVM: {why}.")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the pod's microVM: {reason}.")
 
 
-class GuestRefused(WinpodError):
-    """The guest's kernel said no; `number` is its error."""
+class GuestError(WinpodError):
+    """The guest's kernel refused a command; `number` is its errno."""
 
-    def __init__(self, number: int, words: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str]) -> None:
         self.number = number
-        asked = " ".join(words)[:200]
-        super().__init__(f"the pod's microVM refused to {asked}: {os.strerror(number)}.")
+        text = " ".join(command)[:200]
+        super().__init__(f"the pod's microVM refused to {text}: {os.strerror(number)}.")

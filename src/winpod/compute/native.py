@@ -1,8 +1,8 @@
-"""The programs of winpod's own that a container is run with; they come with the package.
+"""The native programs that containers run with; they are part of the package.
 
-`winit` is the first process of a shell, `wagent.exe` its Windows side, `wproxy` what conmon takes
-for the OCI runtime, and what carries a container's named pipes. Their sources, and how they are
-built, are in the repository's native/. `wguest` is the first process of a microVM.
+`winit` is the first process of a silo, `wagent.exe` its Windows side, `wguest` the first process of
+a microVM. conmon uses `wproxy` as its OCI runtime; it also relays a container's named pipes. Their
+sources and build script are in the repository's native/.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ WINIT, WAGENT, WPROXY, WGUEST = "winit", "wagent.exe", "wproxy", "wguest"
 
 
 def native_program(name: str) -> Path:
-    """Where a program is, on a file system that it can be started from and mounted from."""
+    """Return the path of a native program."""
     path = Path(winpod.__file__).parent / "native" / name
     if not os.access(path, os.R_OK):
         raise NativeMissing(
             f"This winpod was installed without {name}.",
-            "Install it again with pip, or run: python native/build.py",
+            "Reinstall it with pip, or run: python native/build.py",
         )
     return path
 
 
-def with_socket(path: Path, command: Sequence[str]) -> list[str]:
-    """A command that has a shell's new socket as its descriptor 3, to hand on to winit.
+def with_agent_socket(path: Path, command: Sequence[str]) -> list[str]:
+    """Prefix a command so that descriptor 3 is a silo's agent socket, which winit inherits.
 
-    Clients may connect, and ask, before the shell is up. No directory of the container leads to the
-    socket, so the programs in it have no name to reach it by.
+    Clients may connect and send requests before the silo is up. The socket has no path in the
+    container, so the programs in it cannot connect to it.
     """
     return [str(native_program(WPROXY)), "listen", str(path), *command]

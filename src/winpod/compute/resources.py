@@ -1,8 +1,8 @@
-"""CPU, memory and disk: what Windows is asked for, as what Linux enforces.
+"""CPU, memory and disk limits: from Windows' units to what Linux enforces.
 
-Windows takes a processor count, a maximum (10000 is all processors of the machine) or a weight
-(100 is ordinary), one of the three; a zero asks for nothing. Annotations go before the fields, and
-one that cannot be read is passed over, as the shim of Windows does.
+Windows takes one of a processor count, a maximum (10000 is all processors of the host) and a weight
+(100 is the default). Zero means unset. Annotations override the fields; an invalid annotation is
+ignored, as in the Windows shim.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
-PERIOD_US = 100_000
-PIDS = 2048
+CPU_PERIOD_US = 100_000
+DEFAULT_PIDS = 2048
 MIB = 1024 * 1024
-FULL = 10_000
+FULL_CPU = 10_000
 ORDINARY_WEIGHT = 100
-_ORDINARY_SHARES, _FEWEST_SHARES, _MOST_SHARES = 1024, 2, 262_144
-_SMALLEST_QUOTA_US = 1000
+_MIN_QUOTA_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a container asks for, in Windows' terms."""
+class ResourceRequest:
+    """The resources that a container requests, in Windows' units."""
 
     cpu_count: int = 0
     cpu_maximum: int = 0
@@ -33,22 +32,22 @@ class Asked:
     disk_bytes_per_second: int = 0
     disk_operations_per_second: int = 0
 
-    def updated(self, change: Asked) -> Asked:
-        """A zero leaves a value as it is; another way to limit the CPU takes the place of the old.
+    def updated(self, change: ResourceRequest) -> ResourceRequest:
+        """Apply an update. A zero keeps a value; one kind of CPU limit replaces another.
 
-        So a limit can be changed and never removed, as on Windows. A disk keeps its size.
+        As on Windows, a limit can be changed but not removed, and a disk cannot be resized.
         """
         if change.rootfs_bytes not in (0, self.rootfs_bytes):
-            present = f"{self.rootfs_bytes} bytes" if self.rootfs_bytes else "the usual size"
+            present = f"{self.rootfs_bytes} bytes" if self.rootfs_bytes else "the default size"
             raise InvalidInput(
-                f"the disk of a container that is there has {present}, and cannot be given "
+                f"the disk of an existing container has {present} and cannot be resized to "
                 f"{change.rootfs_bytes} bytes.",
-                "Ask for it when the container is created.",
+                "Set the size when the container is created.",
             )
-        given = {name: value for name in _FIELDS if (value := getattr(change, name))}
-        if any(name in given for name in _CPU_FIELDS):
-            given = dict.fromkeys(_CPU_FIELDS, 0) | given
-        return replace(self, **given)
+        changed = {name: value for name in _FIELDS if (value := getattr(change, name))}
+        if any(name in changed for name in _CPU_FIELDS):
+            changed = dict.fromkeys(_CPU_FIELDS, 0) | changed
+        return replace(self, **changed)
 
 
 _CPU_FIELDS = ("cpu_count", "cpu_maximum", "cpu_weight")
@@ -73,71 +72,68 @@ _ANNOTATIONS = {
 _UNITS = {"memory_bytes": MIB, "rootfs_bytes": 1024 * MIB}
 
 
-def with_annotations(asked: Asked, annotations: Mapping[str, str]) -> Asked:
-    found: dict[str, int] = {}
+def apply_resource_annotations(
+    request: ResourceRequest, annotations: Mapping[str, str]
+) -> ResourceRequest:
+    values: dict[str, int] = {}
     for key, name in _ANNOTATIONS.items():
         text = annotations.get(key, "").strip()
         if text.isascii() and text.isdigit() and len(text) < 16:
-            found[name] = int(text) * _UNITS.get(name, 1)
-    return replace(asked, **{name: value for name, value in found.items() if value})
+            values[name] = int(text) * _UNITS.get(name, 1)
+    return replace(request, **{name: value for name, value in values.items() if value})
 
 
 @dataclass(frozen=True, slots=True)
-class Enforced:
-    """What Linux is told, None where there is no limit. A container always has a pids limit."""
+class ResourceLimits:
+    """The limits that Linux enforces, None for unlimited. Processes are always limited."""
 
     processors: int
     cpu_quota_us: int | None = None
-    cpu_shares: int | None = None
+    cpu_weight: int | None = None
     memory_bytes: int | None = None
     rootfs_bytes: int | None = None
     disk_bytes_per_second: int | None = None
     disk_operations_per_second: int | None = None
-    pids: int = PIDS
-    cpu_period_us: int = PERIOD_US
+    pids: int = DEFAULT_PIDS
+    cpu_period_us: int = CPU_PERIOD_US
 
 
-def enforce(asked: Asked, host_cpus: int) -> Enforced:
-    """The limits for a machine of so many processors, or the sentence Windows has for a refusal."""
-    _check(asked)
-    count = min(asked.cpu_count, host_cpus)
-    return Enforced(
+def compute_limits(request: ResourceRequest, host_cpus: int) -> ResourceLimits:
+    """Convert a request to limits. Raises InvalidInput with Windows' own message if invalid."""
+    _check(request)
+    count = min(request.cpu_count, host_cpus)
+    return ResourceLimits(
         processors=count or host_cpus,
-        cpu_quota_us=_quota(count, asked.cpu_maximum, host_cpus),
-        cpu_shares=shares_of(asked.cpu_weight) if asked.cpu_weight else None,
-        memory_bytes=asked.memory_bytes or None,
-        rootfs_bytes=asked.rootfs_bytes or None,
-        disk_bytes_per_second=asked.disk_bytes_per_second or None,
-        disk_operations_per_second=asked.disk_operations_per_second or None,
+        cpu_quota_us=_quota(count, request.cpu_maximum, host_cpus),
+        cpu_weight=request.cpu_weight or None,
+        memory_bytes=request.memory_bytes or None,
+        rootfs_bytes=request.rootfs_bytes or None,
+        disk_bytes_per_second=request.disk_bytes_per_second or None,
+        disk_operations_per_second=request.disk_operations_per_second or None,
     )
 
 
-def _check(asked: Asked) -> None:
+def _check(request: ResourceRequest) -> None:
     for name in _FIELDS:
-        if getattr(asked, name) < 0:
-            raise InvalidInput(f"{name} is {getattr(asked, name)}, and cannot be negative.")
-    if sum(bool(getattr(asked, name)) for name in _CPU_FIELDS) > 1:
+        if getattr(request, name) < 0:
+            raise InvalidInput(f"{name} is {getattr(request, name)}, but must not be negative.")
+    if sum(bool(getattr(request, name)) for name in _CPU_FIELDS) > 1:
         raise InvalidInput(
-            f"invalid spec - Windows Container CPU Count: '{asked.cpu_count}', "
-            f"Limit: '{asked.cpu_maximum}', and Weight: '{asked.cpu_weight}' "
+            f"invalid spec - Windows Container CPU Count: '{request.cpu_count}', "
+            f"Limit: '{request.cpu_maximum}', and Weight: '{request.cpu_weight}' "
             "are mutually exclusive",
             "Set one of them.",
         )
-    if asked.cpu_maximum > FULL or asked.cpu_weight > FULL:
+    if request.cpu_maximum > FULL_CPU or request.cpu_weight > FULL_CPU:
         raise InvalidInput(
-            f"a CPU maximum of {asked.cpu_maximum} and a weight of {asked.cpu_weight} are asked "
-            f"for, and neither goes beyond {FULL}."
+            f"the CPU maximum is {request.cpu_maximum} and the CPU weight {request.cpu_weight}, "
+            f"but neither may exceed {FULL_CPU}."
         )
 
 
 def _quota(count: int, maximum: int, host_cpus: int) -> int | None:
     if count:
-        return count * PERIOD_US
-    if maximum and maximum < FULL:
-        return max(PERIOD_US * host_cpus * maximum // FULL, _SMALLEST_QUOTA_US)
+        return count * CPU_PERIOD_US
+    if maximum and maximum < FULL_CPU:
+        return max(CPU_PERIOD_US * host_cpus * maximum // FULL_CPU, _MIN_QUOTA_US)
     return None
-
-
-def shares_of(weight: int) -> int:
-    shares = _ORDINARY_SHARES * weight // ORDINARY_WEIGHT
-    return min(max(shares, _FEWEST_SHARES), _MOST_SHARES)

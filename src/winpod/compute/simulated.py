@@ -1,8 +1,8 @@
-"""A stand-in for real containers, for scale: the same life, and no processes.
+"""A backend without processes, for scale tests.
 
-A container runs until it is told to stop. Its log is a line that says so. What it used grows with
-the time it has run. Nothing survives this process: after a restart every container has ended.
-The command `simulate CODE SECONDS` ends by itself, with that code after that time.
+A container runs until it is stopped, logs one line, and its usage grows with its age. State is not
+kept: after a restart of the daemon every container has ended. The command `simulate CODE SECONDS`
+exits by itself with that code after that time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from winpod.compute.agent import Signal, Size, Stream
-from winpod.compute.backend import ContainerParts, Exit, Output, SandboxAsked, Usage
-from winpod.compute.resources import Enforced
-from winpod.windows.errors import NotFound
+from winpod.compute.agent.client import Signal, Stream, TerminalSize
+from winpod.compute.backend import (
+    ContainerConfig,
+    ContainerUsage,
+    ExecOutput,
+    ExitStatus,
+    SandboxSpec,
+)
+from winpod.compute.resources import ResourceLimits
+from winpod.errors import NotFound
 from winpod.windows.isolation import Isolation
 
 TERMINATED = 0xC000013A
@@ -27,29 +33,29 @@ _MEMORY = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class SimulatedScript:
     code: int
     seconds: float
 
 
-def script_of(command: Sequence[str]) -> Script | None:
-    """What a simulated program does, if its command says so."""
+def parse_script(command: Sequence[str]) -> SimulatedScript | None:
+    """Parse a `simulate` command; None for others."""
     if command[:1] != ["simulate"]:
         return None
     code, seconds = [*command[1:], "0", "0"][:2]
-    return Script(int(code), float(seconds))
+    return SimulatedScript(int(code), float(seconds))
 
 
-def _end(ended: asyncio.Future[Exit], code: int) -> None:
+def _end(ended: asyncio.Future[ExitStatus], code: int) -> None:
     if not ended.done():
-        ended.set_result(Exit(code, time.time_ns()))
+        ended.set_result(ExitStatus(code, time.time_ns()))
 
 
 class SimulatedProgram:
-    """Says what it has to say, takes any input, and ends at once or when its container does."""
+    """Prints its output, ignores input, and exits at once or with its container."""
 
-    def __init__(self, said: bytes, ended: asyncio.Future[Exit] | None = None) -> None:
-        self._said = said
+    def __init__(self, output: bytes, ended: asyncio.Future[ExitStatus] | None = None) -> None:
+        self._output = output
         self._ended = ended
 
     async def __aenter__(self) -> Self:
@@ -59,8 +65,8 @@ class SimulatedProgram:
         pass
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        if self._said:
-            yield Stream.OUTPUT, self._said
+        if self._output:
+            yield Stream.OUTPUT, self._output
         if self._ended:
             await asyncio.shield(self._ended)
 
@@ -69,50 +75,50 @@ class SimulatedProgram:
 
     async def write(self, data: bytes) -> None: ...
 
-    async def end_input(self) -> None: ...
+    async def close_stdin(self) -> None: ...
 
-    async def resize(self, size: Size) -> None: ...
+    async def resize(self, size: TerminalSize) -> None: ...
 
     async def signal(self, signal: Signal) -> None: ...
 
 
 class SimulatedBackend:
     def __init__(self) -> None:
-        self._made: dict[str, ContainerParts] = {}
+        self._configs: dict[str, ContainerConfig] = {}
         self._started: dict[str, int] = {}
-        self._ended: dict[str, asyncio.Future[Exit]] = {}
+        self._ended: dict[str, asyncio.Future[ExitStatus]] = {}
 
-    async def open(self, known: Collection[str]) -> None:
-        del known
+    async def open(self, known_ids: Collection[str]) -> None:
+        del known_ids
 
     async def close(self) -> None:
         pass
 
     def describe(self) -> dict[str, object]:
-        return {"kind": "simulated", "containers": len(self._made)}
+        return {"kind": "simulated", "containers": len(self._configs)}
 
-    def trouble(self, isolation: Isolation = Isolation.PROCESS) -> str:
+    def unavailable_reason(self, isolation: Isolation = Isolation.PROCESS) -> str:
         is_process = isolation is Isolation.PROCESS
         return "" if is_process else "a simulation has process isolation only."
 
-    async def make_sandbox(self, asked: SandboxAsked) -> Path | None:
-        del asked
+    async def create_sandbox(self, spec: SandboxSpec) -> Path | None:
+        del spec
         return None
 
-    def connecting(self, sandbox: str) -> None:
+    def netns_ready(self, sandbox: str) -> None:
         del sandbox
 
-    async def connected(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
+    async def network_ready(self, sandbox: str, interface: str, result: Mapping[str, Any]) -> None:
         del sandbox, interface, result
 
-    async def processors(self, sandbox: str) -> int:
+    async def cpu_count(self, sandbox: str) -> int:
         del sandbox
         return len(os.sched_getaffinity(0))
 
     async def dial(self, sandbox: str, port: int, addresses: Sequence[str]) -> None:
         del sandbox, port, addresses
 
-    async def until_sandbox_dies(self, sandbox: str) -> None:
+    async def wait_sandbox_exit(self, sandbox: str) -> None:
         del sandbox
         await asyncio.Future()
 
@@ -122,26 +128,28 @@ class SimulatedBackend:
     async def resize_sandbox(self, sandbox: str, memory_bytes: int, processors: int) -> None:
         del sandbox, memory_bytes, processors
 
-    async def make(self, asked: ContainerParts) -> None:
-        self._made[asked.id] = asked
+    async def create_container(self, config: ContainerConfig) -> None:
+        self._configs[config.id] = config
 
     async def start(self, container: str) -> None:
-        asked = self._get(container)
+        config = self._get(container)
         self._started[container] = time.time_ns()
         loop = asyncio.get_running_loop()
         ended = self._ended[container] = loop.create_future()
-        self._log(asked, f"simulated: {asked.plan.command_line}")
-        if script := script_of(asked.plan.command_line.split()):
+        self._log(config, f"simulated: {config.spec.command_line}")
+        if script := parse_script(config.spec.command_line.split()):
             loop.call_later(script.seconds, _end, ended, script.code)
 
     async def signal(self, container: str, *, kill: bool) -> None:
         if ended := self._ended.get(container):
             _end(ended, TERMINATED if kill else 0)
 
-    async def wait(self, container: str) -> Exit:
+    async def wait(self, container: str) -> ExitStatus:
         ended = self._ended.get(container)
         if ended is None:
-            return Exit(255, time.time_ns(), "Unknown", "the simulation did not survive a restart")
+            return ExitStatus(
+                255, time.time_ns(), "Unknown", "the simulation did not survive a restart"
+            )
         return await asyncio.shield(ended)
 
     async def was_started(self, container: str) -> bool:
@@ -153,32 +161,34 @@ class SimulatedBackend:
 
     async def remove(self, container: str) -> None:
         await self.signal(container, kill=True)
-        for table in (self._made, self._started, self._ended):
+        for table in (self._configs, self._started, self._ended):
             table.pop(container, None)
 
-    async def update(self, container: str, limits: Enforced) -> None:
+    async def update(self, container: str, limits: ResourceLimits) -> None:
         del limits
         self._get(container)
 
-    async def usage(self, container: str) -> Usage:
+    async def usage(self, container: str) -> ContainerUsage:
         now = time.time_ns()
         if not await self.is_running(container):
-            return Usage(now)
+            return ContainerUsage(now)
         age = now - self._started[container]
-        return Usage(now, age // 100, _MEMORY, _MEMORY, 1, 4096, charged_bytes=_MEMORY, threads=1)
+        return ContainerUsage(
+            now, age // 100, _MEMORY, _MEMORY, 1, 4096, charged_bytes=_MEMORY, threads=1
+        )
 
     async def reopen_log(self, container: str) -> None:
         self._log(self._get(container), "simulated: log opened again")
 
-    async def run(self, container: str, command: Sequence[str], seconds: float) -> Output:
+    async def exec_sync(self, container: str, command: Sequence[str], seconds: float) -> ExecOutput:
         self._get(container)
-        script = script_of(command) or Script(0, 0)
+        script = parse_script(command) or SimulatedScript(0, 0)
         async with asyncio.timeout(seconds or None):
             await asyncio.sleep(script.seconds)
-        return Output(script.code, f"simulated: {' '.join(command)}\r\n".encode(), b"")
+        return ExecOutput(script.code, f"simulated: {' '.join(command)}\r\n".encode(), b"")
 
     async def exec(
-        self, container: str, command: Sequence[str], *, terminal: Size | None, stdin: bool
+        self, container: str, command: Sequence[str], *, terminal: TerminalSize | None, stdin: bool
     ) -> SimulatedProgram:
         del terminal, stdin
         self._get(container)
@@ -191,14 +201,14 @@ class SimulatedBackend:
             await asyncio.sleep(0.01)
         return SimulatedProgram(b"", self._ended[container])
 
-    def _get(self, container: str) -> ContainerParts:
-        if asked := self._made.get(container):
-            return asked
+    def _get(self, container: str) -> ContainerConfig:
+        if config := self._configs.get(container):
+            return config
         raise NotFound(f"there is no simulated container {container}.")
 
-    def _log(self, asked: ContainerParts, text: str) -> None:
-        if asked.log_path:
-            path = Path(asked.log_path)
+    def _log(self, config: ContainerConfig, text: str) -> None:
+        if config.log_path:
+            path = Path(config.log_path)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as log:
                 log.write(f"{datetime.now(UTC).isoformat()} stdout F {text}\n")

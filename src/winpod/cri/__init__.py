@@ -1,1 +1,1 @@
-"""The CRI server: what kubelet, crictl and critest talk to."""
+"""CRI v1 server, used by kubelet, crictl and critest."""

@@ -1,7 +1,7 @@
-"""The CRI's two services over gRPC, both ends, walked from the descriptor.
+"""gRPC server and client of the two CRI services, driven by the protobuf descriptor.
 
-A method of a service is the function of the same name in snake case; what it raises becomes the
-status that the error's class names. No stub is generated, so a call exists in one place only.
+A service method is implemented by the function of the same name in snake case. Exceptions are
+mapped to the gRPC status of their class. No stubs are generated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from winpod.cri.proto import api_pb2
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.errors import Unavailable, WinpodError
 
 RUNTIME: ServiceDescriptor = api_pb2.DESCRIPTOR.services_by_name["RuntimeService"]
 IMAGE: ServiceDescriptor = api_pb2.DESCRIPTOR.services_by_name["ImageService"]
@@ -30,33 +30,33 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
 )
-_LONGEST_SENTENCE = 2400
+_MAX_MESSAGE_BYTES = 2400
 _RECONNECT_MILLISECONDS = 1000
-_CUT_OFF = ("Stream removed", "Socket closed", "Connection reset")
-"""What gRPC says of a server that is gone in the middle of a call."""
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISCONNECTED = ("Stream removed", "Socket closed", "Connection reset")
+"""gRPC error details if the server went away during a call."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
 
 
 def function_name(method: str) -> str:
-    """`RunPodSandbox` is `run_pod_sandbox`."""
+    """Convert a method name to snake case: `RunPodSandbox` to `run_pod_sandbox`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
 
 
 class NotInitialized(Unavailable):
-    """What an earlier process left is not settled yet."""
+    """The server has not finished recovering its state."""
 
     def __init__(self) -> None:
         super().__init__("server is not initialized yet")
 
 
-class TooLarge(WinpodError):
+class MessageTooLarge(WinpodError):
     code = "RESOURCE_EXHAUSTED"
 
     def __init__(self, method: str) -> None:
         super().__init__(
             f"a message of {method} is larger than the limit of {MESSAGE_LIMIT >> 20} MiB.",
-            "Ask for less: lists have filters, and calls that stream them.",
+            "Use a filter, or the streaming variant of the call.",
         )
 
 
@@ -64,7 +64,7 @@ class Unimplemented(WinpodError):
     code = "UNIMPLEMENTED"
 
     def __init__(self, method: str) -> None:
-        super().__init__(f"{method} is not something this runtime does.")
+        super().__init__(f"{method} is not implemented by this runtime.")
 
 
 def new_server(*interceptors: grpc.aio.ServerInterceptor[Any, Any]) -> grpc.aio.Server:
@@ -77,14 +77,17 @@ def add_service(
     *implementations: object,
     ready: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Serve every method of the service, by the first that has it; else it is Unimplemented.
+    """Serve every method of the service with the first implementation that has it.
 
-    Until it is ready, every call is told so.
+    Other methods are Unimplemented. Calls fail with NotInitialized until `ready` returns True.
     """
     handlers = {}
     for method in service.methods:
-        found = (getattr(one, function_name(method.name), None) for one in implementations)
-        handlers[method.name] = _handler(method, next(filter(None, found), None), ready)
+        functions = (
+            getattr(implementation, function_name(method.name), None)
+            for implementation in implementations
+        )
+        handlers[method.name] = _handler(method, next(filter(None, functions), None), ready)
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
     server.add_generic_rpc_handlers((generic,))
 
@@ -96,14 +99,14 @@ def _handler(
     method: MethodDescriptor, function: Any, ready: Callable[[], bool]
 ) -> grpc.RpcMethodHandler[Any, Any]:
     request = GetMessageClass(method.input_type)
-    make: Any = grpc.unary_unary_rpc_method_handler
-    behaviour: Any = partial(_answer, method.name, function, ready)
+    method_handler: Any = grpc.unary_unary_rpc_method_handler
+    behaviour: Any = partial(_unary, method.name, function, ready)
     if method.server_streaming:
-        make, behaviour = (
+        method_handler, behaviour = (
             grpc.unary_stream_rpc_method_handler,
             partial(_stream, method.name, function, ready),
         )
-    handler: grpc.RpcMethodHandler[Any, Any] = make(
+    handler: grpc.RpcMethodHandler[Any, Any] = method_handler(
         behaviour,
         request_deserializer=request.FromString,
         response_serializer=lambda message: message.SerializeToString(),
@@ -111,7 +114,7 @@ def _handler(
     return handler
 
 
-async def _answer(
+async def _unary(
     name: str,
     function: Callable[[Message], Awaitable[Message]] | None,
     ready: Callable[[], bool],
@@ -123,12 +126,12 @@ async def _answer(
             raise NotInitialized
         if function is None:
             raise Unimplemented(name)
-        answer = await function(request)
-        if answer.ByteSize() > MESSAGE_LIMIT:
-            raise TooLarge(name)
-        return answer
+        response = await function(request)
+        if response.ByteSize() > MESSAGE_LIMIT:
+            raise MessageTooLarge(name)
+        return response
     except Exception as error:
-        await _refuse(name, error, context)
+        await _abort(name, error, context)
 
 
 async def _stream(
@@ -146,49 +149,49 @@ async def _stream(
         async for message in function(request):
             yield message
     except Exception as error:
-        await _refuse(name, error, context)
+        await _abort(name, error, context)
 
 
-async def _refuse(name: str, error: Exception, context: _Context) -> NoReturn:
+async def _abort(name: str, error: Exception, context: _Context) -> NoReturn:
     if isinstance(error, WinpodError):
-        code, sentence = grpc.StatusCode[error.code], str(error)
+        code, message = grpc.StatusCode[error.code], str(error)
     elif isinstance(error, TimeoutError):
-        code, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, str(error) or f"{name} took too long."
-    elif isinstance(error, OSError) and error.errno in _DISK:
-        code, why = grpc.StatusCode.RESOURCE_EXHAUSTED, error.strerror
-        sentence = (
-            f"{name} failed at {error.filename or 'the disk'}: {why}. Make room, and try again."
+        code, message = grpc.StatusCode.DEADLINE_EXCEEDED, str(error) or f"{name} timed out."
+    elif isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, error.strerror
+        message = (
+            f"{name} failed at {error.filename or 'the disk'}: {reason}. Free disk space and retry."
         )
     elif isinstance(error, OSError) and error.filename:
         _log.exception("%s failed", name)
         code = grpc.StatusCode.FAILED_PRECONDITION
-        sentence = f"{name} failed at {error.filename}: {error.strerror}."
+        message = f"{name} failed at {error.filename}: {error.strerror}."
     else:
         _log.exception("%s failed", name)
         code = grpc.StatusCode.INTERNAL
-        sentence = f"{name} failed for a reason that the runtime's log tells: {error!r}."
-    await context.abort(code, _shortened(sentence))
+        message = f"{name} failed with an internal error, see the runtime's log: {error!r}."
+    await context.abort(code, _truncate(message))
 
 
-def _shortened(sentence: str) -> str:
-    """Clients take a status of 8 KiB, in which some characters need twelve bytes."""
-    text = sentence.encode()
-    if len(text) <= _LONGEST_SENTENCE:
-        return sentence
-    half = _LONGEST_SENTENCE // 2
+def _truncate(message: str) -> str:
+    """Truncate a message: clients accept 8 KiB of headers, where a character may take 12 bytes."""
+    text = message.encode()
+    if len(text) <= _MAX_MESSAGE_BYTES:
+        return message
+    half = _MAX_MESSAGE_BYTES // 2
     return f"{text[:half].decode(errors='ignore')} ... {text[-half:].decode(errors='ignore')}"
 
 
 class RemoteError(WinpodError):
-    """What the other side answered instead of a response; `status` is its gRPC status."""
+    """Error returned by the server; `status` is its gRPC status code."""
 
-    def __init__(self, status: grpc.StatusCode, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
-class Client:
-    """The other end: `await client.call("RunPodSandbox", request)`."""
+class CriClient:
+    """CRI client: `await client.call("RunPodSandbox", request)`."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -212,7 +215,7 @@ class Client:
         try:
             return await call(request)
         except grpc.aio.AioRpcError as error:
-            raise self._told(name, error) from error
+            raise self._to_error(name, error) from error
 
     async def stream(self, name: str, request: Message) -> AsyncIterator[Any]:
         service, method = self._methods[name]
@@ -225,24 +228,24 @@ class Client:
             async for message in call(request):
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._told(name, error) from error
+            raise self._to_error(name, error) from error
 
-    def _told(self, name: str, error: grpc.aio.AioRpcError) -> WinpodError:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not _is_ours(error):
+    def _to_error(self, name: str, error: grpc.aio.AioRpcError) -> WinpodError:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not _is_from_server(error):
             return Unavailable(
                 f"the runtime at {self._target} does not answer.", "Start it: winpod runtime."
             )
-        sentence = error.details() or str(error.code())
-        if "message larger than max" in sentence:
-            sentence = str(TooLarge(name))
-        if any(word in sentence for word in _CUT_OFF):
-            sentence = f"the runtime at {self._target} ended before it answered."
-        return RemoteError(error.code(), sentence)
+        message = error.details() or str(error.code())
+        if "message larger than max" in message:
+            message = str(MessageTooLarge(name))
+        if any(text in message for text in _DISCONNECTED):
+            message = f"the runtime at {self._target} exited before it responded."
+        return RemoteError(error.code(), message)
 
     async def close(self) -> None:
         await self._channel.close(None)
 
 
-def _is_ours(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the server said it, or gRPC itself because there is no server."""
+def _is_from_server(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the error comes from the server, and not from a failed connection."""
     return "failed to connect" not in (error.details() or "")

@@ -1,4 +1,4 @@
-"""The server: all of the CRI over one state, one store, one network and one backend."""
+"""CRI server: wires the services to one state, image store, network and compute backend."""
 
 from __future__ import annotations
 
@@ -13,129 +13,134 @@ import grpc.aio
 
 from winpod.compute.backend import Backend
 from winpod.compute.hypervisor.accelerator import Accelerator
-from winpod.cri.activity import Activity
-from winpod.cri.containers import Containers
-from winpod.cri.ended import Ended
-from winpod.cri.guests import Guests
-from winpod.cri.images import ImageService
-from winpod.cri.metrics import Metrics
+from winpod.cri.handler_status import HandlerStatus
+from winpod.cri.idle import IdleTracker
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import IMAGE, RUNTIME, add_service, new_server
-from winpod.cri.runtime import Runtime
-from winpod.cri.sandboxes import Networks, Sandboxes
-from winpod.cri.state import Sandbox, State
-from winpod.cri.stats import Stats
-from winpod.cri.streams import Streams
-from winpod.cri.usage import Meter
-from winpod.images.pull import Puller
-from winpod.images.store import Store
+from winpod.cri.services.auto_remove import AutoRemove
+from winpod.cri.services.containers import ContainerService
+from winpod.cri.services.exec import ExecService
+from winpod.cri.services.images import ImageService
+from winpod.cri.services.metrics import MetricsService
+from winpod.cri.services.runtime import RuntimeService
+from winpod.cri.services.sandboxes import SandboxNetwork, SandboxService
+from winpod.cri.services.stats import StatsService, UsageMeter
+from winpod.cri.state import RuntimeState, SandboxRecord
+from winpod.errors import InvalidInput
+from winpod.images.pull.puller import Puller
+from winpod.images.store.store import Store
 from winpod.windows.builds import Build
-from winpod.windows.errors import InvalidInput
-from winpod.windows.handlers import KNOWN, Handlers
+from winpod.windows.handlers import BUILTIN_HANDLERS, Handlers
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Parts:
-    """What a server is made of; whoever made the parts closes them."""
+class ServerComponents:
+    """Components of a server. The creator closes them."""
 
-    state: State
+    state: RuntimeState
     store: Store
     puller: Puller
     backend: Backend
-    networks: Networks
+    networks: SandboxNetwork
     host: Build
-    handlers: Handlers = KNOWN
+    handlers: Handlers = BUILTIN_HANDLERS
     accelerator: Accelerator | None = None
 
 
-class CannotListen(InvalidInput):
-    """An address is taken, or is none."""
+class ListenFailed(InvalidInput):
+    """A listen address is in use or invalid."""
 
 
-class Server:
-    """Answers once what an earlier process left half-done is settled."""
+class CriServer:
+    """The CRI server. Serves calls once the state of an earlier process is recovered."""
 
-    def __init__(self, parts: Parts) -> None:
-        state, backend = parts.state, parts.backend
+    def __init__(self, components: ServerComponents) -> None:
+        state, backend = components.state, components.backend
         self._state, self._backend = state, backend
-        guests = Guests(parts.host, backend, parts.accelerator)
-        self._runtime = Runtime(state, parts.handlers, backend, guests, parts.networks)
+        handler_status = HandlerStatus(components.host, backend, components.accelerator)
+        self._runtime = RuntimeService(
+            state, components.handlers, backend, handler_status, components.networks
+        )
         self._ready = False
         cpus = len(os.sched_getaffinity(0))
-        changed = self._changed
-        self._containers = Containers(
-            state, backend, parts.store, parts.host, parts.handlers, cpus, changed
+        on_change = self._on_change
+        self._containers = ContainerService(
+            state, backend, components.store, components.host, components.handlers, cpus, on_change
         )
-        self._sandboxes = Sandboxes(
+        self._sandboxes = SandboxService(
             state,
             backend,
-            parts.networks,
-            parts.handlers,
-            guests,
-            self._containers.end,
+            components.networks,
+            components.handlers,
+            handler_status,
+            self._containers.kill_container,
             self._containers.remove,
-            changed,
+            on_change,
         )
         images = ImageService(
-            parts.store, parts.puller, parts.host, parts.handlers, self._sandboxes.handler_of
+            components.store,
+            components.puller,
+            components.host,
+            components.handlers,
+            self._sandboxes.handler_of,
         )
-        self._ended = Ended(state, self._sandboxes)
-        self._activity = Activity()
-        self._server = new_server(self._activity)
-        meter = Meter(state, backend, parts.networks)
-        self._streams = Streams(state, backend, parts.networks, self._activity)
-        calls = (
+        self._auto_remove = AutoRemove(state, self._sandboxes)
+        self._idle_tracker = IdleTracker()
+        self._server = new_server(self._idle_tracker)
+        meter = UsageMeter(state, backend, components.networks)
+        self._exec = ExecService(state, backend, components.networks, self._idle_tracker)
+        services = (
             self._runtime,
             self._sandboxes,
             self._containers,
-            Stats(state, meter),
-            Metrics(state, meter),
-            self._streams,
+            StatsService(state, meter),
+            MetricsService(state, meter),
+            self._exec,
         )
-        add_service(self._server, RUNTIME, *calls, ready=lambda: self._ready)
+        add_service(self._server, RUNTIME, *services, ready=lambda: self._ready)
         add_service(self._server, IMAGE, images, ready=lambda: self._ready)
 
-    def _changed(self, id_: str, kind: api.ContainerEventType, sandbox: Sandbox) -> None:
-        self._runtime.changed(id_, kind, sandbox)
+    def _on_change(self, id_: str, kind: api.ContainerEventType, sandbox: SandboxRecord) -> None:
+        self._runtime.publish_event(id_, kind, sandbox)
         if id_ != sandbox.id and kind == api.CONTAINER_STOPPED_EVENT:
-            self._ended.look(sandbox)
+            self._auto_remove.check(sandbox)
         elif id_ != sandbox.id and kind == api.CONTAINER_DELETED_EVENT:
-            self._ended.delete_log(id_, sandbox)
+            self._auto_remove.delete_log(id_, sandbox)
 
     async def start(self, *addresses: str) -> None:
-        """Listen at `unix:PATH` and `HOST:PORT`, and return when everything is found again.
+        """Listen on `unix:PATH` and `HOST:PORT`, and return when the state is recovered.
 
-        A socket that nobody answers at is replaced. Calls that come too early are told so.
+        A stale socket is replaced. Calls fail with NotInitialized until then.
         """
         for address in addresses:
             _listen(self._server, address)
-        await self._streams.start(addresses)
+        await self._exec.start(addresses)
         await self._server.start()
         await self._containers.recover()
         await self._sandboxes.recover()
-        await self._ended.recover()
+        await self._auto_remove.recover()
         await self._backend.open([*self._state.sandboxes, *self._state.containers])
         self._ready = True
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
 
-    async def until_idle(self, seconds: float) -> None:
-        """Until nobody has asked for anything for that long, and nothing is to be removed."""
-        await self._activity.until_idle(seconds)
-        while self._ended.awaits:
+    async def wait_idle(self, seconds: float) -> None:
+        """Wait until there were no calls for that long and no removal is pending."""
+        await self._idle_tracker.wait_idle(seconds)
+        while self._auto_remove.has_pending:
             await asyncio.sleep(1)
-            await self._activity.until_idle(seconds)
+            await self._idle_tracker.wait_idle(seconds)
 
     async def stop(self) -> None:
-        """Calls under way may end; containers go on."""
+        """Stop serving after a grace period for pending calls. Containers keep running."""
         self._runtime.close()
         self._sandboxes.close()
         await self._server.stop(grace=5)
-        await self._streams.stop()
-        await self._ended.finish()
+        await self._exec.stop()
+        await self._auto_remove.wait_done()
         self._containers.close()
         await self._backend.close()
 
@@ -148,18 +153,20 @@ def _listen(server: grpc.aio.Server, address: str) -> None:
         server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
         reason = str(error).partition(";")[0]
-        raise CannotListen(
-            f"the runtime cannot listen at {address}: {reason}.",
-            "Choose another --socket or --tcp, or end what listens there.",
+        raise ListenFailed(
+            f"cannot listen on {address}: {reason}.",
+            "Choose another --socket or --tcp, or stop the process that uses it.",
         ) from None
     if path:
         path.chmod(0o600)
-    elif reached_by_others(address):
-        _log.warning("%s is open to everybody who reaches it, and nobody is asked who", address)
+    elif is_remote_address(address):
+        _log.warning(
+            "CRI endpoint %s is reachable from other hosts without authentication", address
+        )
 
 
-def reached_by_others(address: str) -> bool:
-    """Whether a `HOST:PORT` is of more than this machine."""
+def is_remote_address(address: str) -> bool:
+    """Whether a `HOST:PORT` is reachable from other machines."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return not ip_address(host).is_loopback

@@ -1,8 +1,8 @@
-"""What the runtime knows of sandboxes and containers, kept so that a kill loses nothing.
+"""Persistent records of sandboxes and containers, in SQLite.
 
-A record is written before a thing is made and says how far it has come, and is deleted after the
-thing is gone. A record that is found half-way at the next start names what has to be undone or
-finished. The client's own words (config) are kept as they came, because they must be returned so.
+A record is written before its object is created, tracks its phase, and is deleted after the object
+is removed. A record in an intermediate phase tells the next start what to undo or finish. The
+client's config is stored unchanged, because it must be returned unchanged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.windows.errors import InvalidInput, NotFound, WinpodError
+from winpod.errors import InvalidInput, NotFound, WinpodError
 
 SCHEMA = 3
 _log = logging.getLogger(__name__)
 
 
 class Phase(StrEnum):
-    """How far a thing has come. Only the middle ones are shown to clients."""
+    """Life cycle phase of a sandbox or container. CREATING is not visible to clients."""
 
-    MAKING = "making"
+    CREATING = "making"
     CREATED = "created"
     STARTING = "starting"
     RUNNING = "running"
@@ -38,10 +38,10 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Sandbox:
-    """A pod's place: `RUNNING` is ready, `EXITED` is stopped.
+class SandboxRecord:
+    """A pod sandbox: `RUNNING` is ready, `EXITED` is stopped.
 
-    One that is `ending` gets nothing new, whatever becomes of its end.
+    Once `ending` is set it accepts no new containers, even if stopping it fails.
     """
 
     id: str
@@ -54,18 +54,18 @@ class Sandbox:
     ips: str = ""
     accelerator: str = ""
     ending: bool = field(default=False, init=False, compare=False)
-    known: api.PodSandboxConfig = field(init=False, repr=False, compare=False)
+    parsed_config: api.PodSandboxConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.known = api.PodSandboxConfig.FromString(self.config)
+        self.parsed_config = api.PodSandboxConfig.FromString(self.config)
 
     @property
     def hostname(self) -> str:
-        return self.known.hostname or self.id[:12]
+        return self.parsed_config.hostname or self.id[:12]
 
 
 @dataclass(slots=True)
-class Container:
+class ContainerRecord:
     id: str
     sandbox: str
     name: str
@@ -81,38 +81,38 @@ class Container:
     exit_code: int = 0
     reason: str = ""
     message: str = ""
-    known: api.ContainerConfig = field(init=False, repr=False, compare=False)
+    parsed_config: api.ContainerConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.known = api.ContainerConfig.FromString(self.config)
+        self.parsed_config = api.ContainerConfig.FromString(self.config)
 
 
-class NameTaken(WinpodError):
+class NameInUse(WinpodError):
     code = "ALREADY_EXISTS"
 
 
 class StateUnwritable(WinpodError):
-    """What is not written down is not begun."""
+    """The state database cannot be written, so the operation is not started."""
 
     code = "RESOURCE_EXHAUSTED"
 
     def __init__(self, file: Path, error: Exception) -> None:
         super().__init__(
             f"the runtime's state in {file} cannot be written: {error}.",
-            "Make room on its disk; what runs goes on.",
+            "Free disk space; running containers are not affected.",
         )
 
 
-Record = TypeVar("Record", Sandbox, Container)
-_TABLES: dict[type, str] = {Sandbox: "sandboxes", Container: "containers"}
+Record = TypeVar("Record", SandboxRecord, ContainerRecord)
+_TABLES: dict[type, str] = {SandboxRecord: "sandboxes", ContainerRecord: "containers"}
 
 
 def _columns(kind: type[Any]) -> list[str]:
     return [f.name for f in fields(kind) if f.init]
 
 
-class State:
-    """Records in SQLite, and in memory for reading. One process has it open."""
+class RuntimeState:
+    """Records in SQLite, cached in memory. Opened by one process at a time."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +121,13 @@ class State:
         self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(file)
-            self.sandboxes: dict[str, Sandbox] = {r.id: r for r in self._read(Sandbox)}
-            self.containers: dict[str, Container] = {r.id: r for r in self._read(Container)}
-            self._together: dict[str, dict[str, Container]] = {}
+            self.sandboxes: dict[str, SandboxRecord] = {r.id: r for r in self._read(SandboxRecord)}
+            self.containers: dict[str, ContainerRecord] = {
+                r.id: r for r in self._read(ContainerRecord)
+            }
+            self._by_sandbox: dict[str, dict[str, ContainerRecord]] = {}
             for container in self.containers.values():
-                self._together.setdefault(container.sandbox, {})[container.id] = container
+                self._by_sandbox.setdefault(container.sandbox, {})[container.id] = container
         except sqlite3.OperationalError as error:
             self._database.close()
             raise StateUnwritable(file, error) from error
@@ -133,7 +135,7 @@ class State:
             self._database.close()
             raise InvalidInput(
                 f"the runtime's state in {file} cannot be read: {error}.",
-                "Move the file away to start without it; containers that still run are then ended.",
+                "Move the file away to start without it; running containers are then stopped.",
             ) from error
 
     def _prepare(self, file: Path) -> None:
@@ -142,7 +144,7 @@ class State:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
             raise InvalidInput(
-                f"{file} was written by a newer winpod (schema {version}).", "Use that one."
+                f"{file} was written by a newer winpod (schema {version}).", "Upgrade winpod."
             )
         with self._transaction():
             for kind, table in _TABLES.items():
@@ -150,13 +152,13 @@ class State:
                     f"{name} PRIMARY KEY" if name == "id" else name for name in _columns(kind)
                 )
                 self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-                has = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
-                for name in set(_columns(kind)) - has:  # what an older one did not keep
+                existing = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
+                for name in set(_columns(kind)) - existing:  # added since an older schema
                     self._database.execute(f"ALTER TABLE {table} ADD COLUMN {name} DEFAULT ''")
                 self._database.execute(
                     f"CREATE UNIQUE INDEX IF NOT EXISTS {table}_names ON {table} (name)"
                 )
-            if version == 1:  # it kept of a plan only what was asked for
+            if version == 1:  # version 1 stored only the resource request
                 self._database.execute(
                     """UPDATE containers SET plan = '{"asked": ' || plan || '}'"""
                 )
@@ -165,46 +167,46 @@ class State:
     def _read(self, kind: type[Record]) -> list[Record]:
         columns = _columns(kind)
         rows = self._database.execute(f"SELECT {', '.join(columns)} FROM {_TABLES[kind]}")  # noqa: S608
-        found = []
+        records = []
         for row in rows.fetchall():
             values = dict(zip(columns, row, strict=True))
             try:
-                found.append(kind(**{**values, "phase": Phase(values["phase"])}))
+                records.append(kind(**{**values, "phase": Phase(values["phase"])}))
             except (ValueError, TypeError, DecodeError) as error:
                 self._drop(kind, values["id"], error)
-        return found
+        return records
 
     def _drop(self, kind: type[Any], id_: object, error: Exception) -> None:
-        """A record that means nothing; what it was about is ended, as all that is not known."""
+        """Delete an unreadable record. Its object is then removed as unknown."""
         table = _TABLES[kind]
-        _log.error("the record of %s in %s is broken, and is dropped: %s", id_, table, error)
+        _log.error("Deleting corrupt record %s from %s: %s", id_, table, error)
         with self._transaction():
             self._database.execute(f"DELETE FROM {table} WHERE id IS ?", [id_])  # noqa: S608
 
-    def add(self, record: Sandbox | Container) -> None:
-        """Write a new record; its name is taken from now on."""
+    def add(self, record: SandboxRecord | ContainerRecord) -> None:
+        """Insert a new record and reserve its name."""
         columns = _columns(type(record))
-        marks = ", ".join("?" * len(columns))
+        placeholders = ", ".join("?" * len(columns))
         values = [getattr(record, name) for name in columns]
         try:
             with self._transaction():
                 self._database.execute(
                     f"INSERT INTO {_TABLES[type(record)]} ({', '.join(columns)}) "  # noqa: S608
-                    f"VALUES ({marks})",
+                    f"VALUES ({placeholders})",
                     values,
                 )
         except sqlite3.IntegrityError:
-            kind = "container" if isinstance(record, Container) else "sandbox"
-            raise NameTaken(
+            kind = "container" if isinstance(record, ContainerRecord) else "sandbox"
+            raise NameInUse(
                 f'failed to reserve {kind} name "{record.name}": it is taken by another {kind}.',
                 f"Remove that {kind}, or use another attempt number.",
             ) from None
         self._table(record)[record.id] = record
-        if isinstance(record, Container):
-            self._together.setdefault(record.sandbox, {})[record.id] = record
+        if isinstance(record, ContainerRecord):
+            self._by_sandbox.setdefault(record.sandbox, {})[record.id] = record
 
-    def save(self, record: Sandbox | Container, **changes: Any) -> None:
-        """Change a record, on disk first."""
+    def save(self, record: SandboxRecord | ContainerRecord, **changes: Any) -> None:
+        """Update a record, on disk first."""
         names = list(changes)
         assignments = ", ".join(f"{name} = ?" for name in names)
         with self._transaction():
@@ -215,8 +217,11 @@ class State:
         for name, value in changes.items():
             setattr(record, name, value)
 
-    def note(self, record: Sandbox | Container, **changes: Any) -> None:
-        """Change a record whose truth is elsewhere too: a disk that takes nothing stops nobody."""
+    def save_best_effort(self, record: SandboxRecord | ContainerRecord, **changes: Any) -> None:
+        """Update a record in memory even if the disk is full.
+
+        For changes that can be derived again at the next start.
+        """
         try:
             self.save(record, **changes)
         except StateUnwritable as error:
@@ -224,30 +229,30 @@ class State:
             for name, value in changes.items():
                 setattr(record, name, value)
 
-    def forget(self, record: Sandbox | Container) -> None:
+    def delete(self, record: SandboxRecord | ContainerRecord) -> None:
         with self._transaction():
             self._database.execute(
                 f"DELETE FROM {_TABLES[type(record)]} WHERE id = ?",  # noqa: S608
                 [record.id],
             )
         self._table(record).pop(record.id, None)
-        if isinstance(record, Container):
-            self._together.get(record.sandbox, {}).pop(record.id, None)
+        if isinstance(record, ContainerRecord):
+            self._by_sandbox.get(record.sandbox, {}).pop(record.id, None)
         else:
-            self._together.pop(record.id, None)
+            self._by_sandbox.pop(record.id, None)
 
-    def _table(self, record: Sandbox | Container) -> dict[str, Any]:
-        return self.containers if isinstance(record, Container) else self.sandboxes
+    def _table(self, record: SandboxRecord | ContainerRecord) -> dict[str, Any]:
+        return self.containers if isinstance(record, ContainerRecord) else self.sandboxes
 
-    def sandbox(self, id_: str) -> Sandbox:
-        """By its id or the beginning of it, as crictl's users write."""
+    def sandbox(self, id_: str) -> SandboxRecord:
+        """Find a sandbox by ID or unique ID prefix, as crictl accepts."""
         return _find(self.sandboxes, id_, "sandbox")
 
-    def container(self, id_: str) -> Container:
+    def container(self, id_: str) -> ContainerRecord:
         return _find(self.containers, id_, "container")
 
-    def containers_of(self, sandbox: Sandbox) -> list[Container]:
-        return list(self._together.get(sandbox.id, {}).values())
+    def containers_of(self, sandbox: SandboxRecord) -> list[ContainerRecord]:
+        return list(self._by_sandbox.get(sandbox.id, {}).values())
 
     def close(self) -> None:
         self._database.close()
@@ -270,15 +275,15 @@ class State:
 def _find(table: dict[str, Record], id_: str, kind: str) -> Record:
     if record := table.get(id_):
         return record
-    found = [
+    matches = [
         record
         for key, record in table.items()
-        if id_ and key.startswith(id_) and record.phase is not Phase.MAKING
+        if id_ and key.startswith(id_) and record.phase is not Phase.CREATING
     ]
-    if len(found) > 1:
+    if len(matches) > 1:
         raise InvalidInput(
-            f'"{id_}" is the beginning of the ids of {len(found)} {kind}s.', "Write more of it."
+            f'the ID prefix "{id_}" is ambiguous: {len(matches)} matches.', "Write more of the ID."
         )
-    if found:
-        return found[0]
+    if matches:
+        return matches[0]
     raise NotFound(f'an error occurred when try to find {kind} "{id_}": not found.')

@@ -1,1 +1,1 @@
-"""Windows images: references, registries, layouts, packing."""
+"""Windows images: references, registry client, pull, store, layers, Wine base and packing."""

@@ -1,23 +1,22 @@
-"""The documents an image is made of, read into plain data.
+"""Parsing of image indexes, manifests and configs into plain data.
 
-OCI indexes and Docker manifest lists are one thing here, and so are both kinds of manifest and of
-config. Nothing is believed: a document that does not have its format's shape is `BadContent`, with
-a sentence that names the document.
+OCI and Docker formats are handled alike. Documents are untrusted: one that does not match its
+format raises `CorruptContent` with a message that names the document.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winpod.images.errors import BadContent
-from winpod.windows.errors import NotFound
+from winpod.concurrency import gather_or_cancel
+from winpod.errors import NotFound
+from winpod.images.errors import CorruptContent
 from winpod.windows.platforms import Image, Manifest, Platform
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -38,7 +37,7 @@ CONFIG_LIMIT = 8 << 20
 MAX_DEPTH = 4
 MAX_ENTRIES = 2000
 MAX_TEXT = 256
-"""What a platform or a media type may take; it is kept for as long as the image is known."""
+"""Limit for the length of platform fields and media types, which stay cached with the image."""
 
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128}")
 _T = TypeVar("_T")
@@ -46,7 +45,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A pointer to content: what it is, its digest and its size."""
+    """A reference to content: its media type, digest and size."""
 
     media_type: str
     digest: str
@@ -82,33 +81,33 @@ class ImageManifest:
 
     @property
     def size(self) -> int:
-        """What pulling it takes."""
+        """Compressed bytes to pull."""
         return self.config.size + sum(layer.size for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Rootfs:
-    """What a config says of the layers: their digests when unpacked, and how each was made."""
+    """The layers of an image config: uncompressed digests, and the command that created each."""
 
     diff_ids: tuple[str, ...]
     made_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """An image with all its content, ready to be stored: blobs first, then manifests in order."""
+class ImageBundle:
+    """An image with all its content, in upload order: blobs first, then manifests."""
 
     blobs: tuple[tuple[Descriptor, bytes | Path], ...]
     manifests: tuple[tuple[Descriptor, bytes], ...]
 
     @property
     def root(self) -> Descriptor:
-        """The index, or the only manifest: what a name points to."""
+        """Descriptor of the index or the only manifest, which a tag points to."""
         return self.manifests[-1][0]
 
 
 Fetch = Callable[[Descriptor, int], Awaitable[bytes]]
-"""Gives the verified content of a descriptor, refusing more than so many bytes."""
+"""Fetches the verified content of a descriptor, up to a size limit."""
 
 
 def platform_as_json(platform: Platform) -> dict[str, Any]:
@@ -123,43 +122,43 @@ def platform_as_json(platform: Platform) -> dict[str, Any]:
 
 
 def is_digest(text: str) -> bool:
-    """Whether it is a digest whose content can be verified."""
+    """Return whether the text is a digest with a supported algorithm."""
     return _DIGEST.fullmatch(text) is not None
 
 
-def digest_of(data: bytes) -> str:
+def compute_digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def pointer(digest: str) -> Descriptor:
-    """A manifest of which only the digest is known; its size goes unchecked."""
+def descriptor_of_digest(digest: str) -> Descriptor:
+    """Return a descriptor with only a digest; the size is not verified."""
     return Descriptor("", digest, -1)
 
 
-def verify(data: bytes, descriptor: Descriptor, origin: str) -> None:
-    """Refuse content that is not what its descriptor says."""
+def verify_content(data: bytes, descriptor: Descriptor, origin: str) -> None:
+    """Raise CorruptContent unless the content has the descriptor's size and digest."""
     if descriptor.size >= 0 and len(data) != descriptor.size:
-        raise BadContent(
-            f"{origin} gave {len(data)} bytes for {descriptor.digest}, which has "
+        raise CorruptContent(
+            f"{origin} returned {len(data)} bytes for {descriptor.digest}, expected "
             f"{descriptor.size}.",
-            "The content is damaged where it is stored or was cut short on the way.",
+            "The stored content is damaged, or the transfer was truncated.",
         )
     algorithm, _, value = descriptor.digest.partition(":")
-    found = hashlib.new(algorithm, data).hexdigest()
-    if found != value:
-        raise BadContent(
-            f"{origin} gave content with digest {algorithm}:{found} for {descriptor.digest}.",
-            "The content is damaged or was replaced where it is stored; it is not used.",
+    actual = hashlib.new(algorithm, data).hexdigest()
+    if actual != value:
+        raise CorruptContent(
+            f"{origin} returned content with digest {algorithm}:{actual} for {descriptor.digest}.",
+            "The stored content is damaged or was replaced; it is not used.",
         )
 
 
 def parse_document(data: bytes, name: str) -> Index | ImageManifest:
-    """An index or a manifest, told apart by what it says it is, else by its shape."""
+    """Parse an index or a manifest, distinguished by media type or else by structure."""
     document = _object(data, name)
     media_type = _text(document.get("mediaType"), "mediaType", name)
     if document.get("schemaVersion") == 1 or "fsLayers" in document:
-        raise BadContent(
-            f"{name} is in Docker's old schema 1 format, which says nothing of platforms.",
+        raise CorruptContent(
+            f"{name} is in Docker's old schema 1 format, which has no platforms.",
             "Push the image again with a current tool.",
         )
     if media_type in INDEX_TYPES or (media_type not in MANIFEST_TYPES and "manifests" in document):
@@ -169,43 +168,52 @@ def parse_document(data: bytes, name: str) -> Index | ImageManifest:
             config=_descriptor(document.get("config"), "config", name),
             layers=tuple(_descriptors(document.get("layers"), "layers", name)),
         )
-    raise BadContent(
+    raise CorruptContent(
         f"{name} is neither an image index nor an image manifest"
-        + (f": it says it is {media_type!r}." if media_type else "."),
+        + (f": its media type is {media_type!r}." if media_type else "."),
         "Is this a container image?",
     )
 
 
 def parse_config(data: bytes, name: str) -> Platform:
-    """The platform that an image's config states."""
+    """Return the platform of an image config."""
     platform = _platform(_object(data, name), name)
     if not platform.os or not platform.architecture:
-        raise BadContent(
-            f"{name} names no operating system or architecture.", "Is this a container image?"
+        raise CorruptContent(
+            f"{name} has no operating system or architecture.", "Is this a container image?"
         )
     return platform
 
 
 def parse_rootfs(data: bytes, name: str) -> Rootfs:
-    """The layers that an image's config states; history of no layer is left out."""
+    """Return the layers of an image config, skipping history entries without a layer."""
     document = _object(data, name)
     rootfs = document.get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     if not isinstance(diff_ids, list) or not all(
-        isinstance(one, str) and is_digest(one) for one in diff_ids
+        isinstance(diff_id, str) and is_digest(diff_id) for diff_id in diff_ids
     ):
-        raise BadContent(f'{name} has no valid "rootfs.diff_ids".', "Is this a container image?")
+        raise CorruptContent(
+            f'{name} has no valid "rootfs.diff_ids".', "Is this a container image?"
+        )
     history = document.get("history") or []
-    steps = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
-    made_by = (one.get("created_by") for one in steps if not one.get("empty_layer"))
-    return Rootfs(tuple(diff_ids), tuple(one if isinstance(one, str) else "" for one in made_by))
+    steps = (
+        [step for step in history if isinstance(step, dict)] if isinstance(history, list) else []
+    )
+    commands = (step.get("created_by") for step in steps if not step.get("empty_layer"))
+    return Rootfs(
+        tuple(diff_ids),
+        tuple(command if isinstance(command, str) else "" for command in commands),
+    )
 
 
 async def describe_image(
     reference: str, root: Descriptor, fetch: Fetch, *, sizes: bool = True
 ) -> Image:
-    """Every platform of an image. Without `sizes`, manifests that need not be read are not, and
-    their size is 0."""
+    """Return every platform of an image.
+
+    Without `sizes`, manifests whose platform is in the index are not fetched and have size 0.
+    """
     document = parse_document(
         await fetch(root, MANIFEST_LIMIT), f'The manifest {root.digest} of "{reference}"'
     )
@@ -226,14 +234,14 @@ class _Reader:
     async def read_index(self, index: Index, depth: int) -> list[Manifest]:
         self._entries += len(index.entries)
         if depth > MAX_DEPTH or self._entries > MAX_ENTRIES:
-            raise BadContent(
+            raise CorruptContent(
                 f'"{self._reference}" has indexes nested more than {MAX_DEPTH} deep or more than '
                 f"{MAX_ENTRIES} manifests.",
                 "Name one of its manifests by digest.",
             )
-        wanted = [entry for entry in index.entries if not _is_attestation(entry)]
-        found = await together([self._read_entry(entry, depth) for entry in wanted])
-        return [manifest for manifests in found for manifest in manifests]
+        entries = [entry for entry in index.entries if not _is_attestation(entry)]
+        results = await gather_or_cancel([self._read_entry(entry, depth) for entry in entries])
+        return [manifest for manifests in results for manifest in manifests]
 
     async def _read_entry(self, entry: Descriptor, depth: int) -> list[Manifest]:
         platform = entry.platform
@@ -242,32 +250,20 @@ class _Reader:
         try:
             data = await self._fetch(entry, MANIFEST_LIMIT)
         except NotFound:
-            return []  # a copy of an index need not have every platform's content
+            return []  # a mirrored index may lack the content of some platforms
         document = parse_document(data, f'The manifest {entry.digest} of "{self._reference}"')
         if isinstance(document, Index):
             return await self.read_index(document, depth + 1)
         if platform is None:
             try:
                 platform = await self.config_platform(document)
-            except BadContent:
-                return []  # something that is no image, such as a signature
+            except CorruptContent:
+                return []  # not an image, for example a signature
         return [Manifest(entry.digest, platform, document.size)]
 
     async def config_platform(self, manifest: ImageManifest) -> Platform:
         data = await self._fetch(manifest.config, CONFIG_LIMIT)
         return parse_config(data, f'The config {manifest.config.digest} of "{self._reference}"')
-
-
-async def together(work: list[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """The results in order; the first failure ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _is_attestation(entry: Descriptor) -> bool:
@@ -281,26 +277,26 @@ def _object(data: bytes, name: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadContent(f"{name} is not JSON: {str(error) or 'nested too deeply'}.") from None
+        raise CorruptContent(f"{name} is not JSON: {str(error) or 'nested too deeply'}.") from None
     if not isinstance(document, dict):
-        raise BadContent(f"{name} is JSON, but not an object.")
+        raise CorruptContent(f"{name} is JSON, but not an object.")
     return document
 
 
 def _descriptors(value: object, key: str, name: str) -> list[Descriptor]:
     if not isinstance(value, list):
-        raise BadContent(f'{name} has no list "{key}".')
-    return [_descriptor(one, f"{key}[{i}]", name) for i, one in enumerate(value)]
+        raise CorruptContent(f'{name} has no list "{key}".')
+    return [_descriptor(item, f"{key}[{i}]", name) for i, item in enumerate(value)]
 
 
 def _descriptor(value: object, key: str, name: str) -> Descriptor:
     if not isinstance(value, dict):
-        raise BadContent(f'{name} has no object "{key}".')
+        raise CorruptContent(f'{name} has no object "{key}".')
     digest, size = value.get("digest"), value.get("size")
     if not isinstance(digest, str) or not is_digest(digest):
-        raise BadContent(f'{name} has no valid "{key}.digest".')
+        raise CorruptContent(f'{name} has no valid "{key}.digest".')
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BadContent(f'{name} has no valid "{key}.size".')
+        raise CorruptContent(f'{name} has no valid "{key}.size".')
     annotations = value.get("annotations")
     platform = value.get("platform")
     urls = value.get("urls")
@@ -319,7 +315,7 @@ def _descriptor(value: object, key: str, name: str) -> Descriptor:
 def _platform(value: Mapping[str, Any], name: str) -> Platform:
     features = value.get("os.features") or []
     if not isinstance(features, list) or not all(isinstance(f, str) for f in features):
-        raise BadContent(f'{name} has an "os.features" that is not a list of names.')
+        raise CorruptContent(f'{name} has an "os.features" that is not a list of names.')
     _text(",".join(features), "os.features", name)
     return Platform.normalised(
         os=_text(value.get("os"), "os", name),
@@ -334,9 +330,9 @@ def _text(value: object, key: str, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadContent(f'{name} has a "{key}" that is not text.')
+        raise CorruptContent(f'{name} has a "{key}" that is not text.')
     if len(value) > MAX_TEXT:
-        raise BadContent(
+        raise CorruptContent(
             f'{name} has a "{key}" of {len(value)} characters, which is more than {MAX_TEXT}.',
             "Is this a container image?",
         )

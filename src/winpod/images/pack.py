@@ -1,8 +1,8 @@
-"""A directory made into a Windows image: its content is the image's C: drive.
+"""Pack a directory into a Windows image, as the content of its C: drive.
 
-Each build gets a base layer that is recognised as Microsoft's are, by what is in it, and holds only
-placeholders; the layer above it has the content and is shared by all builds. The same input gives
-the same digests: names are sorted, and times, owners and modes are fixed.
+Each build gets a base layer of placeholders that is recognised by its entries like Microsoft's; the
+layer above it has the content and is shared by all builds. Packing is reproducible: names are
+sorted, and times, owners and modes are fixed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from winpod.errors import InvalidInput
 from winpod.images.manifests import (
     OCI_CONFIG,
     OCI_INDEX,
     OCI_LAYER,
     OCI_LAYER_GZIP,
     OCI_MANIFEST,
-    Bundle,
     Descriptor,
-    digest_of,
+    ImageBundle,
+    compute_digest,
     platform_as_json,
 )
 from winpod.windows import command_line
 from winpod.windows.builds import Build
-from winpod.windows.errors import InvalidInput
-from winpod.windows.paths import collision_key, container_path, name_problem
+from winpod.windows.paths import casefold_name, container_path, invalid_name_reason
 from winpod.windows.platforms import Platform
 
 ARCHITECTURES = ("amd64", "arm64")
@@ -73,8 +73,8 @@ class Compression(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the image says of how to run it."""
+class PackConfig:
+    """The runtime configuration of the image."""
 
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
@@ -94,12 +94,12 @@ class Settings:
             "WorkingDir": self.workdir,
             "Labels": dict(sorted(self.labels.items())),
         }
-        return {key: one for key, one in value.items() if one}
+        return {key: setting for key, setting in value.items() if setting}
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """A directory that was found fit to be a C: drive."""
+class DirectoryContent:
+    """The validated content of a directory."""
 
     entries: tuple[_Entry, ...]
 
@@ -124,7 +124,7 @@ class _Layer:
     content: Path
 
 
-def parse_settings(
+def parse_pack_config(
     *,
     entrypoint: str = "",
     cmd: str = "",
@@ -133,26 +133,26 @@ def parse_settings(
     user: str = "",
     ports: Sequence[str] = (),
     labels: Sequence[str] = (),
-) -> Settings:
-    """Settings from what was written on a command line, each checked."""
-    variables = _pairs(env, "an environment variable", key=collision_key)
-    return Settings(
+) -> PackConfig:
+    """Parse and validate the settings of a command line."""
+    variables = _parse_pairs(env, "an environment variable", key=casefold_name)
+    return PackConfig(
         entrypoint=_parse_command(entrypoint, "entrypoint"),
         cmd=_parse_command(cmd, "cmd"),
         env=tuple(f"{name}={value}" for name, value in variables.items()),
         workdir=container_path(workdir) if workdir else "",
         user=user,
         ports=tuple(dict.fromkeys(map(_parse_port, ports))),
-        labels=_pairs(labels, "a label", key=str),
+        labels=_parse_pairs(labels, "a label", key=str),
     )
 
 
-def read_content(directory: Path) -> Content:
-    """Everything in a directory, or a sentence about what of it cannot be on Windows."""
+def read_content(directory: Path) -> DirectoryContent:
+    """Read a directory, or raise with all entries that Windows does not allow."""
     if not directory.is_dir():
-        found = "is not a directory" if directory.exists() else "does not exist"
+        reason = "is not a directory" if directory.exists() else "does not exist"
         raise InvalidInput(
-            f"{directory} {found}.", "Give the directory that is to be the image's C: drive."
+            f"{directory} {reason}.", "Use a directory with the content of the image's C: drive."
         )
     problems: list[str] = []
     root = directory.resolve()
@@ -162,46 +162,47 @@ def read_content(directory: Path) -> Content:
         listed = "; ".join(problems[:_SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise InvalidInput(
             f"{directory} cannot be the C: drive of a Windows image: {listed}.",
-            "Rename or take out what is named here.",
+            "Rename or remove these entries.",
         )
-    return Content(entries)
+    return DirectoryContent(entries)
 
 
 def pack(
-    content: Content,
+    content: DirectoryContent,
     builds: Sequence[Build],
-    settings: Settings,
+    settings: PackConfig,
     workspace: Path,
     *,
     architecture: str = "amd64",
     compression: Compression = Compression.GZIP,
     progress: Progress = lambda _: None,
-) -> Bundle:
-    """An image for each build: an index of them, or the only one. Layers lie in the workspace."""
+) -> ImageBundle:
+    """Pack an image per build, with an index if there are several; layers are in `workspace`."""
     _check_builds(builds)
     if architecture not in ARCHITECTURES:
         raise InvalidInput(
-            f'Windows images are not made for the architecture "{architecture}".',
-            f"Write one of: {', '.join(ARCHITECTURES)}.",
+            f'Windows images do not support the architecture "{architecture}".',
+            f"Use one of: {', '.join(ARCHITECTURES)}.",
         )
     time = _source_date()
-    layers = _LayerMaker(workspace, compression)
+    layers = _LayerWriter(workspace, compression)
     add_content = partial(_add_content, content=content, time=time, progress=progress)
-    above = layers.make("content", add_content)
+    content_layer = layers.make("content", add_content)
     blobs: dict[str, tuple[Descriptor, bytes | Path]] = {}
     manifests = []
     for build in sorted(builds):
         platform = Platform("windows", architecture, os_version=str(build))
         base = layers.make(f"base-{build}", partial(_add_base, build=build, time=time))
-        config = _stored(OCI_CONFIG, _config(platform, settings, (base, above), time))
+        config = _serialise(OCI_CONFIG, _config(platform, settings, (base, content_layer), time))
         manifest = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
             "config": config[0].as_json(),
-            "layers": [layer.descriptor.as_json() for layer in (base, above)],
+            "layers": [layer.descriptor.as_json() for layer in (base, content_layer)],
         }
-        manifests.append(_stored(OCI_MANIFEST, manifest, platform))
-        blobs |= {one.descriptor.digest: (one.descriptor, one.content) for one in (base, above)}
+        manifests.append(_serialise(OCI_MANIFEST, manifest, platform))
+        for layer in (base, content_layer):
+            blobs[layer.descriptor.digest] = (layer.descriptor, layer.content)
         blobs[config[0].digest] = config
     if len(manifests) > 1:
         index = {
@@ -209,16 +210,16 @@ def pack(
             "mediaType": OCI_INDEX,
             "manifests": [descriptor.as_json() for descriptor, _ in manifests],
         }
-        manifests.append(_stored(OCI_INDEX, index))
-    return Bundle(tuple(blobs.values()), tuple(manifests))
+        manifests.append(_serialise(OCI_INDEX, index))
+    return ImageBundle(tuple(blobs.values()), tuple(manifests))
 
 
 def _check_builds(builds: Sequence[Build]) -> None:
     for build in builds:
         if list(builds).count(build) > 1:
-            raise InvalidInput(f"The build {build.describe()} is given twice.", "Give it once.")
+            raise InvalidInput(f"The build {build.describe()} is given twice.", "Specify it once.")
     if not builds:
-        raise InvalidInput("An image needs a Windows build.", "Write --os-version 2022.")
+        raise InvalidInput("An image needs a Windows build.", "Use --os-version 2022, for example.")
 
 
 def _source_date() -> int:
@@ -231,7 +232,7 @@ def _source_date() -> int:
 
 
 def _config(
-    platform: Platform, settings: Settings, layers: Sequence[_Layer], time: int
+    platform: Platform, settings: PackConfig, layers: Sequence[_Layer], time: int
 ) -> dict[str, Any]:
     created = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -246,15 +247,15 @@ def _config(
     }
 
 
-def _stored(
+def _serialise(
     media_type: str, document: dict[str, Any], platform: Platform | None = None
 ) -> tuple[Descriptor, bytes]:
     data = json.dumps(document, separators=(",", ":")).encode()
-    return Descriptor(media_type, digest_of(data), len(data), platform), data
+    return Descriptor(media_type, compute_digest(data), len(data), platform), data
 
 
-class _Hashing:
-    """A file to write to that knows the digest of what was written."""
+class _DigestWriter:
+    """A writer that computes the digest of what is written."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -274,27 +275,27 @@ class _Hashing:
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerMaker:
+class _LayerWriter:
     workspace: Path
     compression: Compression
 
     def make(self, name: str, add_entries: Callable[[tarfile.TarFile], None]) -> _Layer:
         path = self.workspace / f"{name}.tar"
         with _writing(path), path.open("wb") as file:
-            stored = _Hashing(file)
-            with self._compressor(stored) as compressor:
-                plain = _Hashing(compressor)
+            compressed = _DigestWriter(file)
+            with self._compressor(compressed) as compressor:
+                plain = _DigestWriter(compressor)
                 with tarfile.open(
                     fileobj=cast(IO[bytes], plain), mode="w|", format=tarfile.PAX_FORMAT
                 ) as tar:
                     add_entries(tar)
         gzipped = self.compression is Compression.GZIP
         media_type = OCI_LAYER_GZIP if gzipped else OCI_LAYER
-        descriptor = Descriptor(media_type, stored.digest, path.stat().st_size)
+        descriptor = Descriptor(media_type, compressed.digest, path.stat().st_size)
         return _Layer(descriptor, plain.digest, path)
 
     @contextmanager
-    def _compressor(self, target: _Hashing) -> Iterator[Any]:
+    def _compressor(self, target: _DigestWriter) -> Iterator[Any]:
         if self.compression is Compression.NONE:
             yield target
             return
@@ -316,7 +317,9 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-def _add_content(tar: tarfile.TarFile, content: Content, time: int, progress: Progress) -> None:
+def _add_content(
+    tar: tarfile.TarFile, content: DirectoryContent, time: int, progress: Progress
+) -> None:
     tar.addfile(_member("Files", _DIRECTORY, time))
     for entry in content.entries:
         member = _member(
@@ -326,7 +329,7 @@ def _add_content(tar: tarfile.TarFile, content: Content, time: int, progress: Pr
             _add_file(tar, member, entry, progress)
         else:
             tar.addfile(member)
-        tar.getmembers().clear()  # tarfile keeps every member, and there may be millions
+        tar.getmembers().clear()  # tarfile keeps every member in memory, and there may be millions
     tar.addfile(_member("Hives", _DIRECTORY, time))
 
 
@@ -336,11 +339,11 @@ def _add_file(
     with _reading(entry.source):
         file = entry.source.open("rb")
     with file:
-        tar.addfile(member, cast(IO[bytes], _Watched(file, entry, progress)))
+        tar.addfile(member, cast(IO[bytes], _ProgressReader(file, entry, progress)))
 
 
-class _Watched:
-    """A file that is read into a layer: what comes of it is reported, and it must not shrink."""
+class _ProgressReader:
+    """A reader that reports progress, and fails if the file shrinks."""
 
     def __init__(self, file: BinaryIO, entry: _Entry, progress: Progress) -> None:
         self._file = file
@@ -352,8 +355,8 @@ class _Watched:
             data = self._file.read(size)
         if len(data) < size:
             raise InvalidInput(
-                f"{self._entry.source} became shorter while it was packed.",
-                "Pack a directory that nothing writes to.",
+                f"{self._entry.source} was truncated while it was packed.",
+                "Pack a directory that is not being modified.",
             )
         self._progress(len(data))
         return data
@@ -374,7 +377,7 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise InvalidInput(
             f"The layer cannot be written to {path.parent}: {error.strerror}.",
-            "Set TMPDIR to a directory with more room.",
+            "Set TMPDIR to a directory with more space.",
         ) from None
 
 
@@ -395,10 +398,10 @@ def _member(
 
 
 def _walk(root: Path, problems: list[str]) -> Iterator[_Entry]:
-    """Every entry, a directory before what is in it, in the order of names."""
-    waiting = [(root, "")]
-    while waiting:
-        path, name = waiting.pop()
+    """Yield all entries sorted by name, directories before their content."""
+    pending = [(root, "")]
+    while pending:
+        path, name = pending.pop()
         if name:
             entry = _read_entry(root, path, name, problems)
             if entry is None:
@@ -408,40 +411,40 @@ def _walk(root: Path, problems: list[str]) -> Iterator[_Entry]:
                 continue
         children = _list_names(path, problems)
         _check_names(name, children, problems)
-        waiting += [
+        pending += [
             (path / child, f"{name}/{child}" if name else child) for child in children[::-1]
         ]
 
 
 def _list_names(path: Path, problems: list[str]) -> list[str]:
     try:
-        return sorted(os.listdir(path))  # noqa: PTH208 - plain names are all that is wanted
+        return sorted(os.listdir(path))  # noqa: PTH208 - only names are needed
     except OSError as error:
-        problems.append(f"{_shown(str(path))} cannot be read ({error.strerror})")
+        problems.append(f"{_quote(str(path))} cannot be read ({error.strerror})")
         return []
 
 
 def _check_names(directory: str, names: Sequence[str], problems: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        shown = _shown(f"{directory}/{name}" if directory else name)
-        problem = name_problem(name)
+        shown = _quote(f"{directory}/{name}" if directory else name)
+        problem = invalid_name_reason(name)
         if not _is_unicode(name):
             problem = "it is not UTF-8"
         elif name.startswith(_WHITEOUT):
             problem = f"{_WHITEOUT} marks a deleted file in an image"
         if problem:
             problems.append(f"{shown} ({problem})")
-        other = seen.setdefault(collision_key(name), name)
+        other = seen.setdefault(casefold_name(name), name)
         if other != name:
-            problems.append(f"{shown} and {_shown(other)} differ only in case")
+            problems.append(f"{shown} and {_quote(other)} differ only in case")
 
 
 def _read_entry(root: Path, path: Path, name: str, problems: list[str]) -> _Entry | None:
     try:
         status = path.lstat()
     except OSError as error:
-        problems.append(f"{_shown(name)} cannot be read ({error.strerror})")
+        problems.append(f"{_quote(name)} cannot be read ({error.strerror})")
         return None
     if stat.S_ISDIR(status.st_mode):
         return _Entry(path, name, _DIRECTORY)
@@ -449,15 +452,17 @@ def _read_entry(root: Path, path: Path, name: str, problems: list[str]) -> _Entr
         return _Entry(path, name, _ARCHIVE, size=status.st_size)
     if stat.S_ISLNK(status.st_mode):
         return _read_link(root, path, name, problems)
-    problems.append(f"{_shown(name)} is a socket, a pipe or a device")
+    problems.append(f"{_quote(name)} is a socket, a pipe or a device")
     return None
 
 
 def _read_link(root: Path, path: Path, name: str, problems: list[str]) -> _Entry | None:
-    """A link to something inside, as a relative one, so that the place of DIR is not in it."""
+    """Read a link to a target inside the root, made relative to be independent of its location."""
     target = os.path.realpath(path)
     if Path(target) != root and root not in Path(target).parents:
-        problems.append(f"{_shown(name)} is a link to {_shown(str(path.readlink()))}, outside")
+        problems.append(
+            f"{_quote(name)} is a link to {_quote(str(path.readlink()))}, outside of it"
+        )
         return None
     link = os.fspath(path.readlink())
     if Path(link).is_absolute() or _climbs_out(name, link):
@@ -467,7 +472,7 @@ def _read_link(root: Path, path: Path, name: str, problems: list[str]) -> _Entry
 
 
 def _climbs_out(name: str, link: str) -> bool:
-    """Whether a relative link goes up past DIR, on its way back into it."""
+    """Return whether a relative link passes through a directory above the root."""
     return os.path.normpath(Path(name).parent / link).startswith("..")
 
 
@@ -479,36 +484,36 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def _shown(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.encode(errors="backslashreplace").decode() + '"'
 
 
 def _parse_command(text: str, option: str) -> tuple[str, ...]:
-    """A JSON array of arguments, or a command line that is split as Windows does."""
+    """Parse a JSON array of arguments, or split a command line as Windows does."""
     if not text.lstrip().startswith("["):
         return tuple(command_line.split(text.strip()))
     try:
-        words = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
-            f"--{option} begins like a JSON array, but is none: {error}.",
+            f"--{option} starts like a JSON array, but is not valid JSON: {error}.",
             """Write '["C:\\\\app\\\\app.exe", "arg"]', or a command line.""",
         ) from None
-    if not all(isinstance(word, str) for word in words):
-        raise InvalidInput(f"--{option} is a JSON array, but not of text only.")
-    command_line.join(words)
-    return tuple(words)
+    if not all(isinstance(argument, str) for argument in arguments):
+        raise InvalidInput(f"--{option} is a JSON array, but not of strings only.")
+    command_line.join(arguments)
+    return tuple(arguments)
 
 
-def _pairs(texts: Sequence[str], what: str, *, key: Callable[[str], str]) -> dict[str, str]:
+def _parse_pairs(texts: Sequence[str], kind: str, *, key: Callable[[str], str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     seen: set[str] = set()
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidInput(f'"{text}" is not {what}.', "Write NAME=VALUE.")
+            raise InvalidInput(f'"{text}" is not {kind}.', "Write NAME=VALUE.")
         if key(name) in seen:
-            raise InvalidInput(f'"{name}" is given twice as {what}.', "Give it once.")
+            raise InvalidInput(f'"{name}" is given twice as {kind}.', "Specify it once.")
         seen.add(key(name))
         pairs[name] = value
     return pairs

@@ -1,7 +1,7 @@
-"""Windows program files: which machine one is for, and the same file without debugging data.
+"""PE files: read the machine type, detect .NET Framework code, and strip debug data.
 
-Only headers are read. What Wine looks for in a file of its own, a mark between the DOS header and
-the PE header, is kept, which `strip` of GNU binutils does not do.
+Unlike `strip` of GNU binutils, stripping keeps the marker between the DOS and PE headers by which
+Wine recognises its own builtin files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _COFF = struct.Struct("<4sHHIIIHH")
 _SECTION = struct.Struct("<8sIIIIIIHHI")
 _SYMBOL_SIZE = 18
 _SECTION_ALIGNMENT, _SIZE_OF_IMAGE, _SIZE_OF_HEADERS, _CHECKSUM = 32, 56, 60, 64
-_DEBUGGING = b".debug_"
-_DIRECTORIES = {0x10B: 96, 0x20B: 112}
-_CLR = 14
+_DEBUG_SECTION = b".debug_"
+_DATA_DIRECTORY_OFFSETS = {0x10B: 96, 0x20B: 112}
+_CLR_DIRECTORY = 14
 
 
-class Machine(IntEnum):
-    """Machines that Windows has programs for; a file may name any other number."""
+class PeMachine(IntEnum):
+    """Machine types of Windows programs; a file may have any other number."""
 
     I386 = 0x14C
     ARM = 0x1C4
@@ -48,31 +48,32 @@ class _Header:
         return self.optional + self.optional_size
 
 
-def machine_of(program: Path) -> int | None:
-    """The machine that a file is for, or None where it is no program of Windows."""
+def pe_machine(program: Path) -> int | None:
+    """Return the machine type of a PE file, or None if it is not a PE file."""
     with program.open("rb") as file:
         header = _read_header(file.read(_HEADERS))
         return header.machine if header else None
 
 
-def is_managed(program: Path) -> bool:
-    """Whether it is code for a .NET that Windows has; newer ones start with a native program."""
+def is_dotnet(program: Path) -> bool:
+    """Return whether it is a .NET Framework assembly; newer .NET has a native launcher."""
     with program.open("rb") as file:
         data = file.read(_HEADERS)
     header = _read_header(data)
     if header is None:
         return False
-    start = _DIRECTORIES.get(int.from_bytes(data[header.optional : header.optional + 2], "little"))
-    if start is None or _number(data, header.optional + start - 4) <= _CLR:
+    start = _DATA_DIRECTORY_OFFSETS.get(
+        int.from_bytes(data[header.optional : header.optional + 2], "little")
+    )
+    if start is None or _number(data, header.optional + start - 4) <= _CLR_DIRECTORY:
         return False
-    return _number(data, header.optional + start + 8 * _CLR) != 0
+    return _number(data, header.optional + start + 8 * _CLR_DIRECTORY) != 0
 
 
-def without_debugging(data: bytes) -> bytes:
-    """The same program without the sections and symbols that only a debugger reads.
+def strip_debug_data(data: bytes) -> bytes:
+    """Remove debug sections, symbols and everything else after the last kept section.
 
-    What follows the last section goes too, symbols and their names. A file that has a section after
-    its debugging data, or headers that contradict themselves, is given back as it is.
+    A file with a section after its debug data, or with inconsistent headers, is returned unchanged.
     """
     header = _read_header(data)
     if header is None or len(data) < header.table + header.sections * _SECTION.size:
@@ -81,15 +82,15 @@ def without_debugging(data: bytes) -> bytes:
         _SECTION.unpack_from(data, header.table + number * _SECTION.size)
         for number in range(header.sections)
     ]
-    debugging = [_name(data, header, section).startswith(_DEBUGGING) for section in sections]
-    kept = sections[: debugging.index(True)] if True in debugging else sections
-    if not all(debugging[len(kept) :]) or not kept:
+    is_debug = [_name(data, header, section).startswith(_DEBUG_SECTION) for section in sections]
+    kept = sections[: is_debug.index(True)] if True in is_debug else sections
+    if not all(is_debug[len(kept) :]) or not kept:
         return data
     headers = _number(data, header.optional + _SIZE_OF_HEADERS)
     end = max(headers, *(int(s[4]) + int(s[3]) for s in kept if s[4]), 0)
     table_end = header.table + len(sections) * _SECTION.size
-    nothing_to_do = len(kept) == len(sections) and not header.symbols
-    if nothing_to_do or not table_end <= end <= len(data):
+    is_stripped = len(kept) == len(sections) and not header.symbols
+    if is_stripped or not table_end <= end <= len(data):
         return data
     alignment = max(1, _number(data, header.optional + _SECTION_ALIGNMENT))
     in_memory = max(int(s[2]) + max(int(s[1]), int(s[3])) for s in kept)
@@ -101,9 +102,9 @@ def without_debugging(data: bytes) -> bytes:
         return data
     struct.pack_into("<I", result, header.optional + _SIZE_OF_IMAGE, size)
     struct.pack_into("<I", result, header.optional + _CHECKSUM, 0)
-    gone = (len(sections) - len(kept)) * _SECTION.size
-    at = header.table + len(kept) * _SECTION.size
-    result[at : at + gone] = bytes(gone)
+    removed = (len(sections) - len(kept)) * _SECTION.size
+    offset = header.table + len(kept) * _SECTION.size
+    result[offset : offset + removed] = bytes(removed)
     return bytes(result)
 
 
@@ -113,14 +114,14 @@ def _read_header(data: bytes) -> _Header | None:
     offset = _number(data, 60)
     if len(data) < offset + _COFF.size:
         return None
-    mark, machine, sections, _, symbols, count, size, _ = _COFF.unpack_from(data, offset)
-    if mark != b"PE\0\0" or len(data) < offset + _COFF.size + size or size < 68:
+    signature, machine, sections, _, symbols, count, size, _ = _COFF.unpack_from(data, offset)
+    if signature != b"PE\0\0" or len(data) < offset + _COFF.size + size or size < 68:
         return None
     return _Header(offset, machine, sections, symbols, count, size)
 
 
 def _name(data: bytes, header: _Header, section: tuple[bytes, ...]) -> bytes:
-    """A section's name; one that is too long for its place is in the table of strings."""
+    """Return a section's name; names longer than 8 bytes are in the string table."""
     name = section[0].rstrip(b"\0")
     if not header.symbols or name[:1] != b"/" or not name[1:].isdigit():
         return name
@@ -128,5 +129,5 @@ def _name(data: bytes, header: _Header, section: tuple[bytes, ...]) -> bytes:
     return data[start : start + 256].partition(b"\0")[0]
 
 
-def _number(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "little")
+def _number(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 4], "little")

@@ -1,7 +1,7 @@
-"""Names of images, as the distribution project spells them.
+"""Image references, with the grammar of the distribution project.
 
-`parse_reference` takes what people write (`nginx`, `user/app:1`, `localhost:5000/x@sha256:…`) and
-gives the whole name. `str(reference)` is canonical and parses back to an equal reference.
+`parse_reference` accepts short forms (`nginx`, `user/app:1`, `localhost:5000/x@sha256:…`) and
+returns the full name. `str(reference)` is canonical and parses back to an equal reference.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 DOCKER_HUB = "docker.io"
 DEFAULT_TAG = "latest"
@@ -28,7 +28,7 @@ _IMAGE_ID = re.compile(r"[a-f0-9]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A whole image name. A reference has a tag, a digest, or both."""
+    """A full image name with a tag, a digest, or both."""
 
     registry: str
     repository: str
@@ -54,21 +54,21 @@ class Reference:
 
 @lru_cache(maxsize=8192)
 def parse_reference(text: str) -> Reference:
-    """The image that a name means, or `InvalidInput` with what to write instead."""
+    """Parse an image name, or raise `InvalidInput` with the expected form."""
     if not text or text.strip() != text:
-        raise _refused(text, "it is empty or has spaces around it", "Write NAME[:TAG][@DIGEST].")
+        raise _invalid(text, "it is empty or has spaces around it", "Write NAME[:TAG][@DIGEST].")
     if "://" in text:
-        raise _refused(text, "it is a URL", f"Write {text.partition('://')[2] or 'NAME:TAG'}.")
+        raise _invalid(text, "it is a URL", f"Write {text.partition('://')[2] or 'NAME:TAG'}.")
     rest, at, digest = text.partition("@")
     if at:
         _check_digest(digest, text)
     name, tag = _split_tag(rest)
     if tag is not None and not _TAG.fullmatch(tag):
-        raise _refused(
+        raise _invalid(
             text,
             f'"{tag}" is not a tag',
-            f"A tag has 1 to {MAX_TAG} letters, digits, dots, dashes and underscores, and starts "
-            "with none of the dots and dashes.",
+            f"A tag has 1 to {MAX_TAG} letters, digits, dots, dashes and underscores, and does "
+            "not start with a dot or dash.",
         )
     registry, repository = _split_registry(name)
     _check_name(text, registry, repository)
@@ -78,11 +78,11 @@ def parse_reference(text: str) -> Reference:
 
 
 def _check_digest(digest: str, text: str) -> None:
-    """Refuse what is not a digest this program can verify."""
+    """Raise InvalidInput unless the digest has a supported algorithm and length."""
     algorithm, _, value = digest.partition(":")
     length = _DIGEST_LENGTHS.get(algorithm)
     if length is None or not re.fullmatch(rf"[a-f0-9]{{{length}}}", value):
-        raise _refused(
+        raise _invalid(
             text,
             f'"{digest}" is not a digest',
             "Write sha256: and 64 lowercase hexadecimal digits.",
@@ -109,29 +109,29 @@ def _split_registry(name: str) -> tuple[str, str]:
 
 def _check_name(text: str, registry: str, repository: str) -> None:
     if not _REGISTRY.fullmatch(registry) or not _is_address(registry):
-        raise _refused(text, f'"{registry}" is not a registry host', "Write HOST[:PORT]/NAME.")
+        raise _invalid(text, f'"{registry}" is not a registry host', "Write HOST[:PORT]/NAME.")
     if _IMAGE_ID.fullmatch(repository.removeprefix("library/")):
-        raise _refused(text, "64 hexadecimal digits are an image id", "Write a name.")
+        raise _invalid(text, "64 hexadecimal digits are an image id", "Write a name.")
     if repository.lower() != repository:
-        raise _refused(
+        raise _invalid(
             text, "a repository name must be lowercase", f"Write {repository.lower()}, perhaps."
         )
     for component in repository.split("/"):
         if not _COMPONENT.fullmatch(component):
-            raise _refused(
+            raise _invalid(
                 text,
                 f'"{component}" cannot be part of a repository name'
                 if component
                 else "a part of the repository name is empty",
-                "Between slashes stand lowercase letters and digits, separated by one dot, one or "
-                "two underscores, or dashes.",
+                "Components between slashes are lowercase letters and digits, separated by one "
+                "dot, one or two underscores, or dashes.",
             )
     if len(registry) + 1 + len(repository) > MAX_NAME:
-        raise _refused(text, f"it is longer than {MAX_NAME} characters", "Write a shorter name.")
+        raise _invalid(text, f"it is longer than {MAX_NAME} characters", "Write a shorter name.")
 
 
 def _is_address(registry: str) -> bool:
-    """Whether what stands in brackets is an IPv6 address; without brackets it is a name."""
+    """Return whether brackets, if any, contain an IPv6 address."""
     if not registry.startswith("["):
         return True
     try:
@@ -141,6 +141,6 @@ def _is_address(registry: str) -> bool:
     return True
 
 
-def _refused(text: str, found: str, advice: str) -> InvalidInput:
+def _invalid(text: str, reason: str, advice: str) -> InvalidInput:
     shown = text if len(text) <= 300 else text[:300] + "…"
-    return InvalidInput(f'failed to parse image reference "{shown}": {found}.', advice)
+    return InvalidInput(f'failed to parse image reference "{shown}": {reason}.', advice)

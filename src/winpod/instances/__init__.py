@@ -1,1 +1,1 @@
-"""Windows Server machines made into nodes, over SSH."""
+"""Windows Server machines configured as nodes, over SSH."""

@@ -1,15 +1,15 @@
-"""What can go wrong between an instance and the node it should be."""
+"""Errors of configuring an instance as a node."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from winpod.instances.rules.steps import Step
-from winpod.windows.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+from winpod.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+from winpod.instances.planner.steps import Step
 
 
-class InstanceUnfit(WinpodError):
-    """No step would make a node of this machine."""
+class InstanceUnsuitable(WinpodError):
+    """The machine cannot become a node, whatever steps are taken."""
 
     code = "FAILED_PRECONDITION"
 
@@ -17,50 +17,50 @@ class InstanceUnfit(WinpodError):
 class DowngradeRefused(WinpodError):
     code = "FAILED_PRECONDITION"
 
-    def __init__(self, installed: str, wanted: str) -> None:
+    def __init__(self, installed: str, requested: str) -> None:
         super().__init__(
-            f"the instance has version {installed}, and {wanted} is older.",
+            f"the instance has version {installed}, and {requested} is older.",
             f"Use a payload of version {installed} or later, or remove the instance first.",
         )
 
 
-class BadPayload(InvalidInput):
-    """The files to install are not what they are said to be."""
+class InvalidPayload(InvalidInput):
+    """The files to install do not match the payload's list."""
 
 
-class BadConfiguration(InvalidInput):
-    """A configuration that the program it is for would not take, or would take and not follow."""
+class InvalidConfiguration(InvalidInput):
+    """A configuration that the program would reject, or accept and ignore."""
 
 
-class Unreachable(Unavailable):
-    """Nobody answered at the instance's address, or not in time."""
+class InstanceUnreachable(Unavailable):
+    """The instance did not answer, or not in time."""
 
 
 class LoginRefused(PermissionDenied):
-    """The instance does not take this user with this key."""
+    """The instance rejects this user with this key."""
 
 
 class HostKeyChanged(PermissionDenied):
-    """Another machine answers, or the instance was made anew."""
+    """The host key differs: another machine answers, or the instance was reinstalled."""
 
 
-NOT_REACHED = (Unreachable, LoginRefused, HostKeyChanged)
+CONNECT_ERRORS = (InstanceUnreachable, LoginRefused, HostKeyChanged)
 
 
-class Busy(WinpodError):
-    """Somebody else works on the instance."""
+class InstanceBusy(WinpodError):
+    """Another process works on the instance."""
 
     code = "ABORTED"
 
-    def __init__(self, instance: str, who: str, since: str) -> None:
+    def __init__(self, instance: str, holder: str, since: str) -> None:
         super().__init__(
-            f"{instance}: {who} works on it, since {since}.",
-            "Wait until that is over; who was cut off is waited for no longer than two minutes.",
+            f"{instance}: locked by {holder} since {since}.",
+            "Wait until it has finished; a lock that is not renewed expires after two minutes.",
         )
 
 
 class StepFailed(WinpodError):
-    """A step was done, and the instance is still as if it had not been."""
+    """A step was executed, and the instance still needs it."""
 
     code = "ABORTED"
 
@@ -73,18 +73,18 @@ class StepFailed(WinpodError):
 
 
 class ContainerdNotRunning(StepFailed):
-    """The service on which all others depend did not start, or did not stay."""
+    """containerd did not start, or did not keep running; all other services depend on it."""
 
     def __init__(
-        self, instance: str, step: Step, found: str, said: str, log: Sequence[str]
+        self, instance: str, step: Step, found: str, output: str, log: Sequence[str]
     ) -> None:
         super().__init__(instance, step, found, "")
-        wrote = " | ".join(log) or "nothing"
-        self.sentence = (
+        log_tail = " | ".join(log) or "nothing"
+        self.message = (
             f"{instance}: containerd is not running: expected {step.expected}, found {found} "
-            f"({said}). Its log ends with: {wrote}"
+            f"({output}). Its log ends with: {log_tail}"
         )
-        self.advice = (
-            "Mend what the log tells; `winpod instance gather` collects it with all others. Then "
-            "run the same again."
+        self.hint = (
+            "Fix the cause in the log; `winpod instance gather` collects all logs. Then run the "
+            "command again."
         )

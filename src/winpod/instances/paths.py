@@ -1,7 +1,7 @@
-r"""Where things are on an instance: the places of document 002, `C:\k` and `C:\var\log`.
+r"""Paths on an instance, below `C:\k` and `C:\var\log`.
 
-What is in `OWNED` is winpod's alone and is removed with all that is in it. The directories above
-them may be somebody else's too, and go only when they are empty.
+Directories in `OWNED` belong to winpod alone and are removed with their content. The `SHARED`
+directories above them may be used by others and are removed only when empty.
 """
 
 ROOT = r"C:\k"

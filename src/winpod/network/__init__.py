@@ -1,5 +1,5 @@
-"""How pods are connected: network namespaces, and CNI plugins that put interfaces into them.
+"""Pod networking: network namespaces, and the CNI plugins that set up interfaces in them.
 
-`sandboxes` is the way in: one call connects a sandbox, one takes it apart, one sweeps up after a
-crash. `cni` speaks CNI 1.1 to any plugin; `namespaces` makes the namespaces.
+`sandbox_network` is the entry point: it connects a sandbox, disconnects it and cleans up after a
+crash. `cni` implements a CNI 1.1 runtime; `netns` manages network namespaces.
 """

@@ -1,4 +1,4 @@
-"""What is asked of a network for one sandbox, and what it answered."""
+"""The network request of one sandbox, and its result, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 Json = Mapping[str, Any]
 
@@ -20,12 +20,12 @@ _NO_BURST_LIMIT = 0xFFFFFFFF
 _POD_ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 
 INTERFACE = "eth0"
-"""A sandbox's own interface, which its addresses are on."""
+"""Name of the sandbox's interface in its namespace, which has the pod's addresses."""
 
 
 @dataclass(frozen=True)
 class PortMapping:
-    """A port of the host that leads to one of the sandbox. Host port 0 leads nowhere."""
+    """A host port forwarded to a sandbox port. Host port 0 means that nothing is forwarded."""
 
     container_port: int
     host_port: int = 0
@@ -35,12 +35,12 @@ class PortMapping:
     def __post_init__(self) -> None:
         if not 1 <= self.container_port <= 65535 or not 0 <= self.host_port <= 65535:
             raise InvalidInput(
-                f"The port mapping {self.host_port}:{self.container_port} is not of ports "
+                f"The port mapping {self.host_port}:{self.container_port} is invalid: ports are "
                 "between 1 and 65535."
             )
         if self.protocol not in PROTOCOLS:
             raise InvalidInput(
-                f'The protocol "{self.protocol}" of port {self.container_port} is none of '
+                f'The protocol "{self.protocol}" of port {self.container_port} is not one of '
                 f"{', '.join(PROTOCOLS)}."
             )
         if self.host_ip and not _is_address(self.host_ip):
@@ -59,7 +59,7 @@ class Dns:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bits a second into the sandbox and out of it; 0 is no limit."""
+    """Limits in bits per second into and out of the sandbox; 0 means unlimited."""
 
     ingress: int = 0
     egress: int = 0
@@ -67,7 +67,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Attachment:
-    """One sandbox to connect. To take it apart again, its id and namespace are enough."""
+    """A sandbox to connect. To disconnect it, its id and namespace are sufficient."""
 
     sandbox_id: str
     netns: Path = Path()
@@ -84,15 +84,15 @@ class Attachment:
 
     def __post_init__(self) -> None:
         if not _SANDBOX_ID.fullmatch(self.sandbox_id):
-            raise InvalidInput(f'"{self.sandbox_id}" cannot be the id of a sandbox.')
+            raise InvalidInput(f'"{self.sandbox_id}" is not a valid sandbox id.')
         for address in self.ips:
             if not _is_address(address.partition("/")[0]):
                 raise InvalidInput(f'"{address}" is not an IP address.')
 
 
 @dataclass(frozen=True)
-class Attached:
-    """`addresses` are those of the sandbox, IPv4 before IPv6; `result` is the plugins' own."""
+class AttachResult:
+    """Addresses of the sandbox, IPv4 before IPv6; `result` is the CNI result as returned."""
 
     network: str
     addresses: tuple[str, ...]
@@ -105,7 +105,7 @@ class Attached:
 
 
 def cni_arguments(attachment: Attachment) -> tuple[tuple[str, str], ...]:
-    """CNI_ARGS as Kubernetes' network plugins expect them."""
+    """Return CNI_ARGS as Kubernetes network plugins expect them."""
     return (
         ("IgnoreUnknown", "1"),
         ("K8S_POD_NAMESPACE", attachment.pod_namespace),
@@ -116,14 +116,14 @@ def cni_arguments(attachment: Attachment) -> tuple[tuple[str, str], ...]:
 
 
 def capability_arguments(attachment: Attachment) -> dict[str, Any]:
-    """What plugins may ask for by capability, under the names of the CNI conventions."""
+    """Return the capability arguments under the names of the CNI conventions."""
     mappings = [_port_mapping(mapping) for mapping in attachment.port_mappings if mapping.host_port]
     dns = {
         "servers": list(attachment.dns.servers),
         "searches": list(attachment.dns.searches),
         "options": list(attachment.dns.options),
     }
-    every = {
+    arguments = {
         "portMappings": mappings,
         "dns": {key: value for key, value in dns.items() if value},
         "bandwidth": _bandwidth(attachment.bandwidth),
@@ -131,12 +131,12 @@ def capability_arguments(attachment: Attachment) -> dict[str, Any]:
         "aliases": [attachment.hostname] if attachment.hostname else [],
         _POD_ANNOTATIONS: dict(attachment.annotations),
     }
-    return {key: value for key, value in every.items() if value}
+    return {key: value for key, value in arguments.items() if value}
 
 
-def read_result(network: str, interface: str, result: Json) -> Attached:
+def read_result(network: str, interface: str, result: Json) -> AttachResult:
     dns = result.get("dns") or {}
-    return Attached(
+    return AttachResult(
         network=network,
         addresses=_sandbox_addresses(interface, result),
         dns=Dns(
@@ -149,18 +149,18 @@ def read_result(network: str, interface: str, result: Json) -> Attached:
 
 
 def _sandbox_addresses(interface: str, result: Json) -> tuple[str, ...]:
-    """Addresses of the sandbox's interface; those of other interfaces are the plugin's affair."""
+    """Return the addresses of the sandbox's interface, ignoring those of other interfaces."""
     interfaces: Sequence[Json] = result.get("interfaces") or ()
-    found = []
+    texts = []
     for ip in result.get("ips") or ():
         index = ip.get("interface")
         owner = interfaces[index] if index is not None and 0 <= index < len(interfaces) else None
         if owner is None or (owner.get("sandbox") and owner["name"] == interface):
-            found.append(ip["address"])
+            texts.append(ip["address"])
     for key in ("ip4", "ip6"):  # results before CNI 0.3
         if key in result:
-            found.append(result[key]["ip"])
-    addresses = [ipaddress.ip_interface(address).ip for address in found]
+            texts.append(result[key]["ip"])
+    addresses = [ipaddress.ip_interface(text).ip for text in texts]
     return tuple(str(address) for address in sorted(addresses, key=lambda ip: ip.version))
 
 

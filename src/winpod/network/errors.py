@@ -1,22 +1,22 @@
-"""What can go wrong between a sandbox and its network."""
+"""Errors of pod networking."""
 
-from winpod.windows.errors import NotFound, Unavailable, WinpodError
+from winpod.errors import NotFound, Unavailable, WinpodError
 
 
-class NoNetwork(WinpodError):
-    """No CNI configuration, or one that cannot be understood: no pod can be connected."""
+class NoCniConfig(WinpodError):
+    """There is no usable CNI configuration, so pods cannot be connected."""
 
     code = "FAILED_PRECONDITION"
 
 
 class PluginMissing(WinpodError):
-    """A configuration names a plugin that is not installed."""
+    """The CNI configuration names a plugin that is not installed."""
 
     code = "FAILED_PRECONDITION"
 
 
 class PluginFailed(WinpodError):
-    """A plugin ran, and said no."""
+    """A CNI plugin returned an error."""
 
 
 class PluginTimedOut(WinpodError):
@@ -24,7 +24,7 @@ class PluginTimedOut(WinpodError):
 
 
 class PluginNotReady(Unavailable):
-    """The plugin says of itself that it cannot connect pods now."""
+    """The plugin reports that it temporarily cannot connect pods."""
 
 
 class AddressesExhausted(WinpodError):
@@ -32,13 +32,13 @@ class AddressesExhausted(WinpodError):
 
 
 class NetworkConflict(WinpodError):
-    """What the configuration asks for is taken by something else on this machine."""
+    """The configuration conflicts with an existing network resource of this machine."""
 
     code = "FAILED_PRECONDITION"
 
 
 class CacheUnwritable(WinpodError):
-    """What is not written down is not begun."""
+    """The CNI cache entry cannot be written, so the operation is not started."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -48,17 +48,17 @@ class AlreadyConnected(WinpodError):
 
 
 class NotConnected(NotFound):
-    """Nothing is known of a connection of this sandbox."""
+    """The CNI cache has no attachment of the sandbox."""
 
 
-class NotListening(Unavailable):
-    """Nobody took a connection to a port of a sandbox."""
+class PortNotListening(Unavailable):
+    """A connection to a port of a sandbox was refused."""
 
     def __init__(self, sandbox: str, port: int, reason: str) -> None:
         super().__init__(f'failed to connect to localhost:{port} for pod "{sandbox}": {reason}.')
 
 
 class NamespaceFailed(WinpodError):
-    """The kernel did not make, enter or remove a network namespace."""
+    """The kernel failed to create, enter or remove a network namespace."""
 
     code = "INTERNAL"

@@ -1,4 +1,4 @@
-"""What Windows is: builds, isolation, platforms, placement, the Pod API, paths and command lines.
+"""Facts about Windows: builds, isolation, handlers, platforms, users, paths and the Pod API.
 
-Pure: nothing here reads a file, a clock or the network, nor imports the rest of winpod.
+Pure: nothing here reads a file, a clock or the network, or imports other packages of winpod.
 """

@@ -1,20 +1,20 @@
-"""Command lines. A Windows process gets one string, and splits it into arguments by itself.
+"""Windows command lines. A Windows process gets one string and splits it into arguments itself.
 
-`join` and `split` are each other's inverse under the rules of CommandLineToArgvW, which most
-programs follow: the program's name ends at its closing quote and knows no backslash escapes; in
-the arguments after it a backslash escapes only before a quote.
+`join` and `split` are inverse under the rules of CommandLineToArgvW, which most programs follow:
+the program's name ends at its closing quote and has no backslash escapes; in the arguments after
+it, a backslash is an escape only before a quote.
 """
 
 from collections.abc import Sequence
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 _BLANKS = " \t"
 
 
 def quote(argument: str) -> str:
-    """One argument, quoted only where it must be."""
-    _refuse_nul(argument)
+    """Quote one argument if necessary."""
+    _reject_nul(argument)
     if argument and not set(argument) & set(_BLANKS + '\n\v"'):
         return argument
     quoted, backslashes = '"', 0
@@ -29,7 +29,7 @@ def quote(argument: str) -> str:
 
 
 def join(arguments: Sequence[str]) -> str:
-    """The command line that `split` takes apart into these arguments, the program first."""
+    """Join arguments, the program first, into a command line that `split` reverses."""
     if not arguments:
         return ""
     program, *rest = arguments
@@ -37,7 +37,7 @@ def join(arguments: Sequence[str]) -> str:
 
 
 def split(line: str) -> list[str]:
-    """The arguments of a command line, as CommandLineToArgvW gives them."""
+    """Split a command line as CommandLineToArgvW does."""
     if not line:
         return []
     program, rest = _split_program(line)
@@ -52,38 +52,39 @@ def command_line(
     command: Sequence[str] = (),
     args: Sequence[str] = (),
 ) -> str:
-    """The command line of a container: the image's `entrypoint` and `cmd` under the pod's
-    `command` and `args`, as containerd lays them over each other.
+    """Build the command line of a container as containerd does: the pod's `command` and `args`
+    override the image's `entrypoint` and `cmd`.
 
-    With `ArgsEscaped` in the image, its first word is already a command line and is taken as it
-    stands, unless the pod replaced it.
+    With `ArgsEscaped`, the image's first argument is already a command line and is used verbatim,
+    unless the pod replaces it.
     """
     first = command or entrypoint
     from_image = not command and bool(entrypoint or not args)
     rest = args if args or command else cmd
-    words = [*first, *rest]
-    if not words:
+    arguments = [*first, *rest]
+    if not arguments:
         raise InvalidInput(
             "no command specified", "Set `command` in the pod, or an entrypoint in the image."
         )
     if args_escaped and from_image:
-        return " ".join([words[0], *map(quote, words[1:])])
-    return join(words)
+        return " ".join([arguments[0], *map(quote, arguments[1:])])
+    return join(arguments)
 
 
 def _quote_program(program: str) -> str:
-    _refuse_nul(program)
+    _reject_nul(program)
     if '"' in program:
         raise InvalidInput(
-            f"The program {program} has a quote in its name.", "Windows has no such file names."
+            f"The program {program} has a quote in its name.",
+            "Windows file names cannot contain quotes.",
         )
     return f'"{program}"' if not program or set(program) & set(_BLANKS) else program
 
 
-def _refuse_nul(argument: str) -> None:
+def _reject_nul(argument: str) -> None:
     if "\0" in argument:
         raise InvalidInput(
-            f"The argument {argument!r} has a NUL character, which no command line can carry."
+            f"The argument {argument!r} has a NUL character, which a command line cannot contain."
         )
 
 
@@ -108,10 +109,10 @@ def _split_arguments(text: str) -> list[str]:
 
 
 def _read_argument(text: str, position: int) -> tuple[str, int]:
-    """One argument and where it ends. Three quotes in a row are a quoted quote."""
+    """Return one argument and the position after it. Three quotes in a row are a literal quote."""
     argument, quotes = "", 0
     while position < len(text) and (quotes or text[position] not in _BLANKS):
-        run = _run_of(text, position, "\\")
+        run = _run_length(text, position, "\\")
         position += run
         if position == len(text) or text[position] != '"':
             argument += "\\" * run
@@ -125,7 +126,7 @@ def _read_argument(text: str, position: int) -> tuple[str, int]:
         else:
             quotes += 1
         position += 1
-        for _ in range(_run_of(text, position, '"')):
+        for _ in range(_run_length(text, position, '"')):
             position += 1
             quotes += 1
             if quotes == 3:
@@ -136,7 +137,7 @@ def _read_argument(text: str, position: int) -> tuple[str, int]:
     return argument, position
 
 
-def _run_of(text: str, position: int, character: str) -> int:
+def _run_length(text: str, position: int, character: str) -> int:
     end = position
     while end < len(text) and text[end] == character:
         end += 1

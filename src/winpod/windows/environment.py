@@ -1,24 +1,24 @@
-"""Environments. Windows keeps the case of a variable's name and does not look at it."""
+"""Environment variables. Windows preserves the case of names and ignores it in comparisons."""
 
 from collections.abc import Iterable, Sequence
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 Environment = tuple[tuple[str, str], ...]
 
 
 def parse_variables(texts: Iterable[str]) -> Environment:
-    """`NAME=value`, as image configs have them; one without a sign has an empty value."""
+    """Parse `NAME=value` pairs as in image configs; without `=` the value is empty."""
     pairs = []
     for text in texts:
-        # Windows' own per-drive directories begin with the sign: =C:=C:\\app
+        # The per-drive current directories of Windows begin with `=`: =C:=C:\\app
         name, _, value = text[1:].partition("=") if text.startswith("=") else text.partition("=")
         pairs.append((f"={name}" if text.startswith("=") else name, value))
     return tuple(pairs)
 
 
 def merge(*environments: Sequence[tuple[str, str]]) -> Environment:
-    """Later wins; a name that differs only in case is the same variable, spelled as last."""
+    """Merge environments: the last value wins, names compare case-insensitively."""
     merged: dict[str, tuple[str, str]] = {}
     for environment in environments:
         for name, value in environment:

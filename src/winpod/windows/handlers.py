@@ -1,8 +1,9 @@
-"""Runtime handlers: those known without configuration, and those that a configuration adds.
+"""Runtime handlers, built in and configured, and the annotations that size a pod's VM.
 
-A handler is an isolation and, under a hypervisor, a guest build; one that names no build has the
-host's. A configured one may carry a size: annotations that count where a pod has none of that name.
-Names are lowercase DNS labels, as the API demands of a RuntimeClass.
+A handler is an isolation and, with hypervisor isolation, a guest build; the default is the host's.
+A configured handler may set VM annotations as defaults for its pods. Names are lowercase DNS
+labels, as the API requires of a RuntimeClass. The annotations are those of hcsshim, so a pod that
+uses them behaves the same on Windows.
 """
 
 from __future__ import annotations
@@ -11,11 +12,42 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from winpod.windows.builds import RELEASES, Build, Channel, parse_build
-from winpod.windows.errors import InvalidInput, NotFound
-from winpod.windows.guest_sizes import FLAGS, NUMBERS, wrong_value
+from winpod.errors import InvalidInput, NotFound
+from winpod.field_reader import Field, InvalidField, TextPairs
+from winpod.windows.builds import RELEASES, Build, ServicingChannel, parse_build
 from winpod.windows.isolation import Isolation
-from winpod.windows.reading import At, InvalidField, Pairs
+
+VM_ANNOTATION_PREFIX = "io.microsoft.virtualmachine."
+_TOPOLOGY = f"{VM_ANNOTATION_PREFIX}computetopology."
+
+VM_MEMORY_MB = f"{_TOPOLOGY}memory.sizeinmb"
+VM_PROCESSOR_COUNT = f"{_TOPOLOGY}processor.count"
+VM_PROCESSOR_LIMIT = f"{_TOPOLOGY}processor.limit"
+VM_PROCESSOR_WEIGHT = f"{_TOPOLOGY}processor.weight"
+VM_STORAGE_BANDWIDTH = f"{VM_ANNOTATION_PREFIX}storageqos.bandwidthmaximum"
+VM_STORAGE_IOPS = f"{VM_ANNOTATION_PREFIX}storageqos.iopsmaximum"
+VM_NUMERIC_ANNOTATIONS = (
+    VM_MEMORY_MB,
+    VM_PROCESSOR_COUNT,
+    VM_PROCESSOR_LIMIT,
+    VM_PROCESSOR_WEIGHT,
+    VM_STORAGE_BANDWIDTH,
+    VM_STORAGE_IOPS,
+)
+
+VM_ALLOW_OVERCOMMIT = f"{_TOPOLOGY}memory.allowovercommit"
+VM_PHYSICALLY_BACKED = f"{VM_ANNOTATION_PREFIX}fullyphysicallybacked"
+VM_BOOLEAN_ANNOTATIONS = (VM_ALLOW_OVERCOMMIT, VM_PHYSICALLY_BACKED)
+
+
+def invalid_annotation_reason(name: str, text: str) -> str:
+    """Return what the value must be; empty if it is valid or the annotation is not used."""
+    if name in VM_NUMERIC_ANNOTATIONS and not (text.isascii() and text.isdigit()):
+        return "a number"
+    if name in VM_BOOLEAN_ANNOTATIONS and text not in ("true", "false"):
+        return "true or false"
+    return ""
+
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -25,10 +57,10 @@ class Handler:
     name: str
     isolation: Isolation
     guest: Build | None = None
-    annotations: Pairs = ()
+    annotations: TextPairs = ()
 
-    def kernel(self, host: Build) -> Build:
-        """The build that containers meet: the guest's, or the host's where there is none."""
+    def kernel_build(self, host: Build) -> Build:
+        """The kernel build that containers run on: the guest's if set, else the host's."""
         return self.guest or host
 
 
@@ -36,14 +68,15 @@ class UnknownHandler(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(
             f'no runtime for "{name}" is configured.',
-            f"Known handlers are {PROCESS.name}, {HYPERVISOR.name} and one for each guest build, "
-            f"such as {HYPERVISOR.name}-17763.",
+            f"Known handlers are {PROCESS_HANDLER.name}, {HYPERVISOR_HANDLER.name} "
+            "and one for each guest build, "
+            f"such as {HYPERVISOR_HANDLER.name}-17763.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """Handlers by their names. Aliases are older names; only winpod's own runtime knows them."""
+    """Handlers by name. Aliases are legacy names that only winpod's own runtime serves."""
 
     named: Mapping[str, Handler]
     aliases: Mapping[str, Handler]
@@ -60,94 +93,98 @@ class Handlers:
             raise UnknownHandler(name)
         return handler
 
-    def told(self, name: str) -> Handler:
-        """What a node has under a name: one that is not known here is of the kind it begins with.
+    def resolve_advertised(self, name: str) -> Handler:
+        """Return the handler a node advertises; an unknown one resolves by its longest prefix.
 
         `runhcs-wcow-hypervisor-17763-reserve` is a size of `runhcs-wcow-hypervisor-17763`.
         """
-        kind = self.named.get(self._kind(name), PROCESS)
-        return self.find(name) or Handler(name, kind.isolation, kind.guest)
+        base = self.named.get(self._base_name(name), PROCESS_HANDLER)
+        return self.find(name) or Handler(name, base.isolation, base.guest)
 
-    def size(self, name: str) -> str:
-        """What a name that is not known has beyond that of its kind: `reserve`."""
-        return "" if self.find(name) else name.removeprefix(self._kind(name)).removeprefix("-")
+    def size_suffix(self, name: str) -> str:
+        """Return the part of an unknown name after its base handler: `reserve`."""
+        return "" if self.find(name) else name.removeprefix(self._base_name(name)).removeprefix("-")
 
-    def _kind(self, name: str) -> str:
-        begins = (known for known in self.named if name.startswith(f"{known}-"))
-        return max(begins, key=len, default="")
+    def _base_name(self, name: str) -> str:
+        prefixes = (handler for handler in self.named if name.startswith(f"{handler}-"))
+        return max(prefixes, key=len, default="")
 
-    def configured(self, table: At) -> Handlers:
-        """With the handlers of a configuration's table; one of a known name takes its place."""
-        added = {name: _read_handler(name, table.get(name)) for name in table.names()}
+    def with_configuration(self, table: Field) -> Handlers:
+        """Add the handlers of a configuration table; they override handlers of the same name."""
+        added = {name: _read_handler(name, table.get(name)) for name in table.key_names()}
         named = {name: added.get(h.name, h) for name, h in self.named.items()} | added
         aliases = {name: added.get(h.name, h) for name, h in self.aliases.items()}
         for name, handler in added.items():
             for alias in table.get(name, "aliases").items():
                 if _dns_label(alias) in named:
                     raise InvalidField(
-                        alias.path, f'is "{alias.text()}", which is a handler of its own'
+                        alias.path, f'is "{alias.text()}", which is already a handler'
                     )
                 aliases[alias.text()] = handler
         return Handlers(named, aliases)
 
 
-def _read_handler(name: str, table: At) -> Handler:
-    table.allow("isolation", "guest_build", "aliases", "annotations")
-    _dns_label(At(name, table.path))
+def _read_handler(name: str, table: Field) -> Handler:
+    table.reject_unknown_keys("isolation", "guest_build", "aliases", "annotations")
+    _dns_label(Field(name, table.path))
     if not table.get("isolation"):
         raise InvalidField(table.get("isolation").path, "is required: process or hypervisor")
     isolation = Isolation(table.get("isolation").one_of(*Isolation))
     guest = table.get("guest_build")
     if guest and isolation is Isolation.PROCESS:
-        raise InvalidField(guest.path, "is for hypervisor isolation; processes meet the host")
+        raise InvalidField(
+            guest.path, "is for hypervisor isolation; process isolation uses the host's build"
+        )
     sizes = _read_sizes(table.get("annotations"), isolation)
     return Handler(name, isolation, _read_build(guest).base if guest else None, sizes)
 
 
-def _read_sizes(table: At, isolation: Isolation) -> Pairs:
+def _read_sizes(table: Field, isolation: Isolation) -> TextPairs:
     if table and isolation is Isolation.PROCESS:
-        raise InvalidField(table.path, "are for hypervisor isolation; processes have no size")
-    table.allow(*NUMBERS, *FLAGS)
-    for name, text in table.pairs():
-        if must_be := wrong_value(name, text):
-            raise InvalidField((*table.path, name), f'is "{text}", and must be {must_be}')
-    return table.pairs()
-
-
-def _read_build(at: At) -> Build:
-    try:
-        return parse_build(at.text())
-    except InvalidInput as error:
-        raise InvalidField(at.path, f"is wrong: {str(error).rstrip('.')}") from None
-
-
-def _dns_label(at: At) -> str:
-    if not _LABEL.fullmatch(at.text()):
         raise InvalidField(
-            at.path, f'has "{at.text()}", and a handler\'s name is of a-z, 0-9 and - only'
+            table.path, "are for hypervisor isolation; process isolation has no VM to size"
         )
-    return at.text()
+    table.reject_unknown_keys(*VM_NUMERIC_ANNOTATIONS, *VM_BOOLEAN_ANNOTATIONS)
+    for name, text in table.text_map():
+        if must_be := invalid_annotation_reason(name, text):
+            raise InvalidField((*table.path, name), f'is "{text}", and must be {must_be}')
+    return table.text_map()
 
 
-PROCESS = Handler("runhcs-wcow-process", Isolation.PROCESS)
-HYPERVISOR = Handler("runhcs-wcow-hypervisor", Isolation.HYPERVISOR)
+def _read_build(field: Field) -> Build:
+    try:
+        return parse_build(field.text())
+    except InvalidInput as error:
+        raise InvalidField(field.path, f"is wrong: {str(error).rstrip('.')}") from None
 
 
-def hypervisor_for(guest: Build) -> Handler:
-    return Handler(f"{HYPERVISOR.name}-{guest.number}", Isolation.HYPERVISOR, guest.base)
+def _dns_label(field: Field) -> str:
+    if not _LABEL.fullmatch(field.text()):
+        raise InvalidField(
+            field.path, f'has "{field.text()}", but handler names only contain a-z, 0-9 and dashes'
+        )
+    return field.text()
 
 
-def _known() -> Handlers:
-    named = {PROCESS.name: PROCESS, HYPERVISOR.name: HYPERVISOR}
-    aliases = {"": PROCESS, "docker": PROCESS, "default": PROCESS}
+PROCESS_HANDLER = Handler("runhcs-wcow-process", Isolation.PROCESS)
+HYPERVISOR_HANDLER = Handler("runhcs-wcow-hypervisor", Isolation.HYPERVISOR)
+
+
+def hypervisor_handler(guest: Build) -> Handler:
+    return Handler(f"{HYPERVISOR_HANDLER.name}-{guest.number}", Isolation.HYPERVISOR, guest.base)
+
+
+def _builtin_handlers() -> Handlers:
+    named = {PROCESS_HANDLER.name: PROCESS_HANDLER, HYPERVISOR_HANDLER.name: HYPERVISOR_HANDLER}
+    aliases = {"": PROCESS_HANDLER, "docker": PROCESS_HANDLER, "default": PROCESS_HANDLER}
     for release in RELEASES:
-        if release.channel is Channel.CLIENT:
+        if release.channel is ServicingChannel.CLIENT:
             continue
-        handler = hypervisor_for(release.build)
+        handler = hypervisor_handler(release.build)
         for suffix in (str(release.build.number), *release.aliases):
-            named[f"{HYPERVISOR.name}-{suffix}"] = handler
+            named[f"{HYPERVISOR_HANDLER.name}-{suffix}"] = handler
             aliases[f"containerd-hyperv-{suffix}"] = handler
     return Handlers(named, aliases)
 
 
-KNOWN = _known()
+BUILTIN_HANDLERS = _builtin_handlers()

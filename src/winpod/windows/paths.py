@@ -1,12 +1,12 @@
-"""Paths and file names as Windows has them.
+"""Windows paths and file names.
 
-Container paths are normalised the way containerd and the kubelet do it before the Host Compute
-Service sees them. Names follow the Win32 rules; what they refuse cannot be a file in an image.
+Container paths are normalised as containerd and the kubelet do before they call the Host Compute
+Service. Names follow the Win32 rules; an image cannot contain a file whose name they reject.
 """
 
 import re
 
-from winpod.windows.errors import InvalidInput
+from winpod.errors import InvalidInput
 
 MAX_NAME = 255
 MAX_PIPE = 256
@@ -19,34 +19,34 @@ _NO_PIPE = re.compile(r"[/\\\x00-\x1f]")
 _DEVICE = re.compile(r"(?:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9¹²³])", re.IGNORECASE)
 
 
-def is_pipe(path: str) -> bool:
+def is_named_pipe(path: str) -> bool:
     return path.lower().startswith(_PIPE)
 
 
-def pipe_name(path: str) -> str:
-    r"""NAME of `\\.\pipe\NAME`, which can also be that of a file."""
+def named_pipe_name(path: str) -> str:
+    r"""Return NAME of `\\.\pipe\NAME`, validated so that it can also be a file name."""
     name = path[len(_PIPE) :]
     if name in ("", ".", "..") or _NO_PIPE.search(name) or len(path) > MAX_PIPE:
         raise InvalidInput(
             f'"{path}" is not a named pipe.',
-            rf"Write \\.\pipe\NAME, without further slashes and of up to {MAX_PIPE} characters.",
+            rf"Write \\.\pipe\NAME, without further slashes, at most {MAX_PIPE} characters.",
         )
     return name
 
 
 def container_path(path: str) -> str:
-    r"""A path in a container: `/data` is `C:\data`; pipes and shares stay as they are."""
+    r"""Normalise a container path: `/data` becomes `C:\data`; pipes and shares are kept."""
     if not path:
         raise InvalidInput("A container path is empty.", r"Write a path such as C:\data.")
-    if path.startswith("\\\\") and (is_pipe(path) or _UNC.match(path)):
+    if path.startswith("\\\\") and (is_named_pipe(path) or _UNC.match(path)):
         return path
     text = path.replace("/", "\\")
     drive = text[:2] if _DRIVE.match(text) else "C:"
-    return f"{drive}\\" + "\\".join(_steps(text.removeprefix(drive)))
+    return f"{drive}\\" + "\\".join(_components(text.removeprefix(drive)))
 
 
 def mount_destination(path: str) -> str:
-    """Where a mount appears in a container. A whole drive may be a mount, except C:."""
+    """Normalise a mount destination. A whole drive is allowed, except C:."""
     if _DRIVE.fullmatch(path) and path.upper() != "C:":
         return path
     destination = container_path(path)
@@ -57,28 +57,28 @@ def mount_destination(path: str) -> str:
     return destination
 
 
-def machine_path(path: str) -> str:
-    r"""A path of this machine, as a client names it: on Windows, `C:\x` and `Z:\x` are `/x`.
+def host_path(path: str) -> str:
+    r"""Convert a client's path to a host path: for a Windows client, `C:\x` and `Z:\x` are `/x`.
 
-    The kubelet and containerd take `/x` for `C:\x`, and this is the way back; `Z:` is the machine's
-    root for whoever runs under Wine. Other drives are no place of this machine.
+    This reverses the kubelet and containerd, which read `/x` as `C:\x`. `Z:` is the host's root for
+    programs under Wine. Other drives do not exist on the host.
     """
     if not _DRIVE.match(path):
         return path
     if path[0].upper() not in "CZ":
         raise InvalidInput(
-            f"{path} is on a drive that this machine does not have.",
-            r"Its own paths are /x, and C:\x or Z:\x for a client on Windows.",
+            f"{path} is on a drive that this host does not have.",
+            r"Write /x, or C:\x or Z:\x from a client on Windows.",
         )
-    return "/" + "/".join(_steps(path[2:].replace("/", "\\")))
+    return "/" + "/".join(_components(path[2:].replace("/", "\\")))
 
 
-def name_problem(name: str) -> str:
-    """Why Windows has no file of this name, or nothing where it may have one."""
+def invalid_name_reason(name: str) -> str:
+    """Return why Windows does not allow this file name; empty if it does."""
     if not name or name in (".", ".."):
-        return "it is no name"
-    if found := _FORBIDDEN.search(name):
-        return f"it has the character {found.group()!r}"
+        return "it is not a file name"
+    if match := _FORBIDDEN.search(name):
+        return f"it has the character {match.group()!r}"
     if name[-1] in ". ":
         return "it ends in a dot or a space"
     if is_device_name(name):
@@ -89,23 +89,23 @@ def name_problem(name: str) -> str:
 
 
 def is_device_name(name: str) -> bool:
-    """`NUL`, `com1.txt` and the like, which Windows opens as devices in every directory."""
+    """Whether Windows opens the name as a device in every directory, such as `NUL`, `com1.txt`."""
     return _DEVICE.fullmatch(name.partition(".")[0].rstrip(" ")) is not None
 
 
-def collision_key(name: str) -> str:
-    """Equal for two names that Windows takes for the same file.
+def casefold_name(name: str) -> str:
+    """Return a key that is equal for names of the same file on Windows.
 
-    NTFS compares characters one by one in upper case, so characters that grow (`ß`) stay.
+    NTFS upper-cases character by character, so characters that would grow (`ß`) are kept.
     """
     return "".join(u if len(u := c.upper()) == 1 else c for c in name)
 
 
-def _steps(path: str) -> list[str]:
-    steps: list[str] = []
-    for step in path.split("\\"):
-        if step == "..":
-            del steps[-1:]
-        elif step not in ("", "."):
-            steps.append(step)
-    return steps
+def _components(path: str) -> list[str]:
+    components: list[str] = []
+    for component in path.split("\\"):
+        if component == "..":
+            del components[-1:]
+        elif component not in ("", "."):
+            components.append(component)
+    return components

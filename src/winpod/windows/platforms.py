@@ -1,7 +1,8 @@
-"""Image platforms, and the choice of one manifest from an index.
+"""Image platforms, and the selection of a manifest from an index.
 
-The order of the choice: os, architecture and variant, os.features, then the build by the isolation
-rule, then the highest revision, compared as numbers. Names are normalised as containerd does.
+Manifests are filtered by os, architecture, variant and os.features, then by build with the
+isolation rule; the highest build and revision wins, compared as numbers. Names are normalised as in
+containerd.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from winpod.windows.builds import Build, parse_version
-from winpod.windows.isolation import fits_host
+from winpod.windows.isolation import image_fits_host
 
 _ARCHITECTURES = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "i386": "386"}
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What an index or an image config says about one manifest, normalised on the way in."""
+    """The platform of one manifest, from an index or an image config, normalised."""
 
     os: str
     architecture: str
@@ -55,7 +56,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One runnable image of a reference: what it is for and how large it is to pull."""
+    """One image manifest of a reference, with its platform and download size."""
 
     digest: str
     platform: Platform
@@ -64,37 +65,37 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Everything a reference can be, as an index or a single manifest says it.
+    """All manifests of a reference, from an index or a single manifest.
 
-    `guessed` marks platforms read off the tag because nobody could be asked.
+    `is_guess` marks platforms derived from the tag because no registry could be reached.
     """
 
     reference: str
     digest: str
     manifests: tuple[Manifest, ...]
     is_index: bool = True
-    guessed: bool = False
+    is_guess: bool = False
 
     def builds(self, architecture: str | None = None) -> tuple[str, ...]:
-        """The Windows versions it has, oldest first, as its publisher wrote them."""
-        found = {
+        """Return the Windows versions of the image as published, oldest first."""
+        versions = {
             m.platform.os_version
             for m in self.manifests
             if m.platform.os == "windows"
             and m.platform.os_version
             and architecture in (None, m.platform.architecture)
         }
-        return tuple(sorted(found, key=lambda v: (parse_version(v) or Build(0, 0, 0), v)))
+        return tuple(sorted(versions, key=lambda v: (parse_version(v) or Build(0, 0, 0), v)))
 
     def operating_systems(self) -> frozenset[str]:
         return frozenset(m.platform.os for m in self.manifests)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a handler can run: the kernel is the host's, or the guest's under a hypervisor.
+class PlatformRequirement:
+    """What a handler can run. The kernel is the host's, or the guest's with hypervisor isolation.
 
-    `narrowed_to` is a version, or its beginning, that the pod insists on; it never widens.
+    `constraint` is a version or version prefix required by the pod; it only narrows the choice.
     """
 
     os: str
@@ -102,39 +103,41 @@ class Wanted:
     kernel: Build | None = None
     variant: str = ""
     os_features: tuple[str, ...] = ()
-    narrowed_to: str = ""
+    constraint: str = ""
 
 
-def matches(platform: Platform, wanted: Wanted) -> bool:
-    """Everything but the build: os, architecture, variant and features."""
+def matches_platform(platform: Platform, required: PlatformRequirement) -> bool:
+    """Whether os, architecture, variant and features match; the build is not considered."""
     features = {f for f in platform.os_features if f != "win32k"}
     return (
-        platform.os == wanted.os
-        and platform.architecture == wanted.architecture
-        and platform.variant == wanted.variant
-        and features <= set(wanted.os_features)
+        platform.os == required.os
+        and platform.architecture == required.architecture
+        and platform.variant == required.variant
+        and features <= set(required.os_features)
     )
 
 
-def runs_on_kernel(platform: Platform, wanted: Wanted) -> bool:
-    """The build rule. A platform that states no version is taken to fit, as containerd takes it."""
-    if platform.os != "windows" or not platform.os_version or wanted.kernel is None:
+def runs_on_kernel(platform: Platform, required: PlatformRequirement) -> bool:
+    """Whether the build fits. As in containerd, a platform without os.version fits every kernel."""
+    if platform.os != "windows" or not platform.os_version or required.kernel is None:
         return True
     build = platform.build
-    return build is not None and fits_host(build, wanted.kernel)
+    return build is not None and image_fits_host(build, required.kernel)
 
 
-def choose_manifest(manifests: Iterable[Manifest], wanted: Wanted) -> Manifest | None:
-    """The manifest this host or guest runs, or None where the image has none for it."""
+def choose_manifest(
+    manifests: Iterable[Manifest], required: PlatformRequirement
+) -> Manifest | None:
+    """Return the manifest that the host or guest runs, or None if the image has none."""
     fitting = [
         m
         for m in manifests
-        if matches(m.platform, wanted)
-        and runs_on_kernel(m.platform, wanted)
-        and _is_narrowed(m.platform, wanted.narrowed_to)
+        if matches_platform(m.platform, required)
+        and runs_on_kernel(m.platform, required)
+        and _matches_constraint(m.platform, required.constraint)
     ]
     return max(fitting, key=lambda m: m.platform.build or Build(0, 0, 0), default=None)
 
 
-def _is_narrowed(platform: Platform, version: str) -> bool:
+def _matches_constraint(platform: Platform, version: str) -> bool:
     return not version or f"{platform.os_version}.".startswith(f"{version}.")

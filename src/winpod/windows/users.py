@@ -1,16 +1,14 @@
-"""The accounts that every Windows container has. Each is a Linux user of its own.
+"""The accounts of every Windows container. Each is mapped to its own Linux user.
 
-The administrator owns what the image brings, so it is the user that owns files: 0.
-
-Names are taken in any case, with or without the authority before them, or as a SID. An account that
-is not here cannot log on, and the sentence is the one Windows has for that.
+ContainerAdministrator owns the image's files, so its uid is 0. Names are case-insensitive, with or
+without the authority, or SIDs. Any other account fails to log on, with the error of Windows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from winpod.windows.errors import WinpodError
+from winpod.errors import WinpodError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +36,21 @@ USERS = (
 
 class LogonFailure(WinpodError):
     def __init__(self, name: str) -> None:
-        known = ", ".join(user.name for user in USERS)
+        names = ", ".join(user.name for user in USERS)
         super().__init__(
             f'"{name}": The user name or password is incorrect. (0x52e)',
-            f"The accounts of a container are {known}.",
+            f"The accounts of a container are {names}.",
         )
 
 
 def find_user(name: str) -> User:
-    """The account of a name or SID; an image that names none runs as its administrator."""
+    """Return the account of a name or SID; the default is ContainerAdministrator."""
     if not name:
         return ADMINISTRATOR
-    wanted = name.upper()
-    authority, _, plain = wanted.rpartition("\\")
+    upper = name.upper()
+    authority, _, plain = upper.rpartition("\\")
     for user in USERS:
-        if wanted == user.sid:
+        if upper == user.sid:
             return user
         if plain == user.name.upper() and authority in ("", ".", user.authority.upper()):
             return user

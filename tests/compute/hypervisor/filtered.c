@@ -1,4 +1,4 @@
-/* Makes one system call under the filter of a shell in a microVM, and ends with its error, or 0.
+/* Makes one system call under the seccomp filter of a silo in a microVM, and exits with its errno, or 0.
  *
  *     filtered BITS ABI NUMBER ARGUMENT      (ABI: 64, or 32 for the calls of 32-bit programs)
  */
@@ -28,7 +28,7 @@ static long call_as_64bit(long number, long argument)
 
 int main(int count, char **words)
 {
-    if (count != 5 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || filter_calls(!strcmp(words[1], "32")))
+    if (count != 5 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || install_seccomp_filter(!strcmp(words[1], "32")))
         return 99;
     long number = strtol(words[3], NULL, 0), argument = strtol(words[4], NULL, 0);
     long result = (strcmp(words[2], "32") ? call_as_64bit : call_as_32bit)(number, argument);

@@ -1,4 +1,4 @@
-"""What runs a guest is what the processor's own modules say, and emulation only where allowed."""
+"""Selection of KVM by the hardware modules, and of emulation where allowed."""
 
 from pathlib import Path
 
@@ -20,33 +20,33 @@ def device(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("module", ["kvm_intel", "kvm_amd"])
-def test_a_processor_with_kvm_runs_guests_itself(tmp_path: Path, device: Path, module: str) -> None:
+def test_kvm_is_used_with_a_hardware_module(tmp_path: Path, device: Path, module: str) -> None:
     (tmp_path / "modules" / module).mkdir(parents=True)
     found = find_accelerator(allow_emulation=True, modules=tmp_path / "modules", device=device)
     assert found.accelerator is Accelerator.KVM
-    assert not found.trouble
+    assert not found.unavailable_reason
 
 
-def test_a_device_without_the_processors_module_is_no_kvm(tmp_path: Path, device: Path) -> None:
+def test_kvm_device_without_a_hardware_module_is_not_used(tmp_path: Path, device: Path) -> None:
     (tmp_path / "modules/kvm").mkdir(parents=True)
     found = find_accelerator(allow_emulation=False, modules=tmp_path / "modules", device=device)
     assert found.accelerator is Accelerator.EMULATION
-    assert "neither kvm_intel nor kvm_amd" in found.trouble
-    assert "hypervisor.allow_emulation" in found.trouble
-    assert ALLOW in found.trouble
+    assert "neither kvm_intel nor kvm_amd" in found.unavailable_reason
+    assert "hypervisor.allow_emulation" in found.unavailable_reason
+    assert ALLOW in found.unavailable_reason
 
 
-def test_emulation_is_used_where_it_is_allowed(tmp_path: Path, device: Path) -> None:
+def test_emulation_is_used_if_allowed(tmp_path: Path, device: Path) -> None:
     found = find_accelerator(allow_emulation=True, modules=tmp_path, device=device)
     assert found.accelerator is Accelerator.EMULATION
-    assert not found.trouble
+    assert not found.unavailable_reason
 
 
-def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_device_is_named(tmp_path: Path) -> None:
     (tmp_path / "kvm_intel").mkdir()
     missing = tmp_path / "missing"
     found = find_accelerator(allow_emulation=False, modules=tmp_path, device=missing)
-    assert f"{missing} cannot be opened" in found.trouble
+    assert f"{missing} cannot be opened" in found.unavailable_reason
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
         (False, "yes", False),
     ],
 )
-def test_the_variable_goes_before_the_setting(setting: bool, variable: str, allowed: bool) -> None:
+def test_variable_overrides_the_setting(setting: bool, variable: str, allowed: bool) -> None:
     assert is_emulation_allowed(setting, {ALLOW: variable}) is allowed

@@ -1,4 +1,4 @@
-"""A disk is one pod's, or nobody's."""
+"""Opening and locking of host disks for a pod."""
 
 import os
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from winpod.compute.disk_sources import DiskRefused
-from winpod.compute.hypervisor.host_disks import disk_name, open_disk
-from winpod.compute.plan import Mount, SourceKind
+from winpod.compute.disk_mounts import DiskRefused
+from winpod.compute.hypervisor.guest_disks import disk_name, open_disk
+from winpod.compute.spec import Mount, MountSourceKind
 
 
 @pytest.fixture
@@ -19,19 +19,19 @@ def disk(tmp_path: Path) -> Path:
 
 
 def virtual(path: Path, *, readonly: bool = False) -> Mount:
-    return Mount(str(path), "C:\\data", SourceKind.VIRTUAL_DISK, readonly)
+    return Mount(str(path), "C:\\data", MountSourceKind.VIRTUAL_DISK, readonly)
 
 
-def test_a_disk_that_is_written_is_nobody_elses(disk: Path) -> None:
+def test_writable_disk_is_exclusive(disk: Path) -> None:
     held = open_disk(virtual(disk))
     for readonly in (True, False):
-        with pytest.raises(DiskRefused, match="is in use, by another pod or by this machine"):
+        with pytest.raises(DiskRefused, match="is in use by another pod or by the host"):
             open_disk(virtual(disk, readonly=readonly))
     os.close(held.descriptor)
     os.close(open_disk(virtual(disk)).descriptor)
 
 
-def test_several_may_read_a_disk(disk: Path) -> None:
+def test_several_pods_may_read_a_disk(disk: Path) -> None:
     readers = [open_disk(virtual(disk, readonly=True)) for _ in range(2)]
     with pytest.raises(DiskRefused, match="is in use"):
         open_disk(virtual(disk))
@@ -39,7 +39,7 @@ def test_several_may_read_a_disk(disk: Path) -> None:
         os.close(reader.descriptor)
 
 
-def test_a_disk_has_one_name_whatever_leads_to_it(disk: Path, tmp_path: Path) -> None:
+def test_disk_name_is_independent_of_its_path(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "link.img").symlink_to(disk)
     assert disk_name(virtual(disk)) == disk_name(virtual(tmp_path / "link.img"))
 
@@ -65,23 +65,23 @@ def _only_read(folder: Path) -> Mount:
 
 def _no_device(folder: Path) -> Mount:
     (folder / "disk.img").write_bytes(bytes(4096))
-    return Mount(str(folder / "disk.img"), "C:\\data", SourceKind.PHYSICAL_DISK)
+    return Mount(str(folder / "disk.img"), "C:\\data", MountSourceKind.PHYSICAL_DISK)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
-        (_missing, "there is no disk"),
-        (_directory, "is not a file with a disk in it"),
-        (_empty, "is empty, and a disk has a size"),
-        (_only_read, "can only be read, and is to be written on C:\\data"),
-        (_no_device, "is no block device"),
+        (_missing, "does not exist"),
+        (_directory, "is not a disk image"),
+        (_empty, "is empty"),
+        (_only_read, "is read-only and cannot be mounted writable on C:\\data"),
+        (_no_device, "is not a block device"),
     ],
 )
-def test_what_cannot_be_attached_is_a_sentence(
-    tmp_path: Path, make: Callable[[Path], Mount], said: str
+def test_invalid_disk_is_refused_with_the_reason(
+    tmp_path: Path, make: Callable[[Path], Mount], message: str
 ) -> None:
     mount = make(tmp_path)
     with pytest.raises(DiskRefused) as refused:
         open_disk(mount)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

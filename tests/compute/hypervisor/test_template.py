@@ -1,5 +1,7 @@
-"""A guest that cannot be booted is told of at once; a script stands in for QEMU. Where something
-is missing that every guest needs, none is promised."""
+"""Templates: a failed boot is reported at once, and missing programs beforehand.
+
+A script stands in for QEMU.
+"""
 
 import asyncio
 import multiprocessing
@@ -10,44 +12,44 @@ from pathlib import Path
 
 import pytest
 
-from winpod.compute.errors import MachineFailed
+from winpod.compute.errors import MicroVmFailed
 from winpod.compute.hypervisor.accelerator import Accelerator
-from winpod.compute.hypervisor.kit import Kit
-from winpod.compute.hypervisor.template import BOOT_SECONDS, Template, Templates, booted
-from winpod.images.base import Base
+from winpod.compute.hypervisor.assets import HypervisorAssets
+from winpod.compute.hypervisor.template import BOOT_SECONDS, Template, Templates, boot_guest
+from winpod.images.base.builder import Base
 
 
 def failing(folder: Path, script: str) -> Template:
-    """What starts each program of a kit is its loader."""
+    """Assets whose loader, which starts every program, is a script."""
     loader = folder / "tree/usr/lib64/ld-linux-x86-64.so.2"
     loader.parent.mkdir(parents=True)
     loader.write_text(f"#!/bin/sh\n{script}\n")
     loader.chmod(0o755)
-    return Template(folder, Kit(folder, "10.0.13"), Accelerator.EMULATION)
+    return Template(folder, HypervisorAssets(folder, "10.0.13"), Accelerator.EMULATION)
 
 
 async def boot(folder: Path, script: str) -> None:
-    async with booted(failing(folder, script), folder):
+    async with boot_guest(failing(folder, script), folder):
         pass
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo no such device >&2; exit 1", "QEMU ended with 1: no such device"),
         ("echo Kernel panic >console; exit 0", "QEMU ended with 0: Kernel panic"),
-        ("kill -9 $$", "QEMU ended with -9: it said nothing"),
+        ("kill -9 $$", "QEMU ended with -9: no output"),
     ],
 )
-async def test_a_qemu_that_ends_is_not_waited_for_and_its_words_are_told(
-    tmp_path: Path, script: str, said: str
+async def test_early_exit_of_qemu_is_reported_with_its_output(
+    tmp_path: Path, script: str, message: str
 ) -> None:
     async with asyncio.timeout(BOOT_SECONDS / 4):
-        with pytest.raises(MachineFailed, match=said):
+        with pytest.raises(MicroVmFailed, match=message):
             await boot(tmp_path, script)
 
 
-def test_nothing_of_a_boot_goes_on_without_who_began_it(tmp_path: Path) -> None:
+def test_boot_ends_with_its_parent(tmp_path: Path) -> None:
     script = "echo $$ >pid.new; mv pid.new pid; exec sleep 600"
     beginner = multiprocessing.get_context("fork").Process(
         target=lambda: asyncio.run(boot(tmp_path, script))
@@ -69,7 +71,7 @@ def _until(done: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_without_a_program_that_guests_need_there_is_a_sentence_and_no_guest(
+def test_missing_program_makes_hypervisor_isolation_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kits/one").mkdir(parents=True)
@@ -84,9 +86,11 @@ def test_without_a_program_that_guests_need_there_is_a_sentence_and_no_guest(
     monkeypatch.setenv("PATH", str(programs))
     for name in ("conmon", "ip", "mkfs.ext4", "mount", "setpriv"):
         (programs / name).touch(mode=0o755)
-    assert made.trouble() == "this machine has no tc (package iproute2)."
+    assert made.unavailable_reason() == "this host has no tc (package iproute2)."
     (programs / "mkfs.ext4").unlink()
-    assert made.trouble().endswith("no tc (package iproute2), no mkfs.ext4 (package e2fsprogs).")
+    assert made.unavailable_reason().endswith(
+        "no tc (package iproute2), no mkfs.ext4 (package e2fsprogs)."
+    )
     for name in ("tc", "mkfs.ext4"):
         (programs / name).touch(mode=0o755)
-    assert made.trouble() == ""
+    assert made.unavailable_reason() == ""

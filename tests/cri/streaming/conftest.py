@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.cri.streaming.local_backend import LocalBackend
+from tests.support.streaming_backend import LocalBackend
 from winpod.cri.streaming import StreamingServer
 
 

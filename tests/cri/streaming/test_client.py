@@ -1,11 +1,11 @@
-"""winpod's own client of exec and attach, against the real server and real processes."""
+"""The exec and attach client against the streaming server with real processes."""
 
 import asyncio
 
 import pytest
 
-from tests.cri.streaming.local_backend import EXIT_WITH
-from winpod.cri.streaming import Size, StreamingServer
+from tests.support.streaming_backend import EXIT_WITH
+from winpod.cri.streaming import StreamingServer, StreamTerminalSize
 from winpod.cri.streaming.client import (
     STDERR,
     STDOUT,
@@ -14,7 +14,7 @@ from winpod.cri.streaming.client import (
     SessionLost,
     open_session,
 )
-from winpod.windows.errors import Unavailable
+from winpod.errors import Unavailable
 
 
 async def all_output(session: Session) -> dict[int, bytes]:
@@ -24,7 +24,7 @@ async def all_output(session: Session) -> dict[int, bytes]:
     return found
 
 
-async def test_output_comes_apart_and_the_code_whole(server: StreamingServer) -> None:
+async def test_stdout_stderr_and_exit_code_are_returned(server: StreamingServer) -> None:
     command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
     url = server.exec_url("container", command, stdout=True, stderr=True)
     async with open_session(url) as session:
@@ -36,26 +36,26 @@ async def test_output_comes_apart_and_the_code_whole(server: StreamingServer) ->
         assert session.exit_code == 0xC0000005
 
 
-async def test_input_of_megabytes_goes_through_and_ends(server: StreamingServer) -> None:
+async def test_large_stdin_is_forwarded_to_its_end(server: StreamingServer) -> None:
     url = server.exec_url("container", ["cat"], stdin=True, stdout=True)
     sent = bytes(range(256)) * 12_000
     async with open_session(url) as session:
         reading = asyncio.create_task(all_output(session))
         await session.write(sent)
-        await session.end_input()
+        await session.close_stdin()
         assert (await reading)[STDOUT] == sent
         assert session.exit_code == 0
 
 
-async def test_a_terminal_has_the_size_of_ours(server: StreamingServer) -> None:
+async def test_terminal_size_is_forwarded(server: StreamingServer) -> None:
     command = ["sh", "-c", "until [ \"$(stty size)\" = '33 99' ]; do sleep 0.05; done; echo seen"]
     url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
     async with open_session(url) as session:
-        await session.resize(Size(width=99, height=33))
+        await session.resize(StreamTerminalSize(width=99, height=33))
         assert b"seen" in (await all_output(session))[STDOUT]
 
 
-async def test_what_the_runtime_cannot_do_is_its_sentence(server: StreamingServer) -> None:
+async def test_runtime_error_is_raised_with_its_message(server: StreamingServer) -> None:
     url = server.exec_url("other", ["true"], stdout=True)
     async with open_session(url) as session:
         await all_output(session)
@@ -63,7 +63,7 @@ async def test_what_the_runtime_cannot_do_is_its_sentence(server: StreamingServe
             _ = session.exit_code
 
 
-async def test_a_runtime_that_ends_is_told_from_a_program_that_ends(
+async def test_lost_runtime_is_distinguished_from_program_exit(
     server: StreamingServer,
 ) -> None:
     url = server.attach_url("container", stdin=True, stdout=True)
@@ -76,7 +76,7 @@ async def test_a_runtime_that_ends_is_told_from_a_program_that_ends(
             _ = session.exit_code
 
 
-async def test_a_url_is_used_once(server: StreamingServer) -> None:
+async def test_url_can_be_used_once(server: StreamingServer) -> None:
     url = server.exec_url("container", ["true"], stdout=True)
     async with open_session(url) as session:
         await all_output(session)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tests.cri.streaming.stand_in_client import StandInClient
+from tests.support.streaming_client import StandInClient
 from winpod.cri.streaming import StreamingServer, port_forward
 from winpod.cri.streaming import spdy_frames as frames
 
@@ -15,7 +15,7 @@ PROTOCOL = "portforward.k8s.io"
 
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
-    """Of a server that answers what it read once the other side has half-closed."""
+    """Run a server that echoes its input after a half-close; yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"got " + await reader.read())
@@ -25,7 +25,7 @@ async def echo_port() -> AsyncIterator[int]:
         yield listener.sockets[0].getsockname()[1]
 
 
-async def test_a_pair_of_streams_is_a_connection(server: StreamingServer, echo_port: int) -> None:
+async def test_stream_pair_is_a_connection(server: StreamingServer, echo_port: int) -> None:
     async with await StandInClient.connect(server.port_forward_url("sandbox"), PROTOCOL) as client:
         port = str(echo_port)
         data = await client.open(streamtype="data", port=port, requestid="7")
@@ -59,16 +59,18 @@ async def data_of(client: StandInClient, stream_id: int) -> bytes:
     ("sandbox", "why"),
     [("sandbox", b"Nothing listens on port 1 of the pod."), ("gone", b"There is no pod gone.")],
 )
-async def test_a_failure_is_told_on_the_error_stream(
+async def test_failure_is_sent_on_the_error_stream(
     server: StreamingServer, sandbox: str, why: bytes
 ) -> None:
     async with await StandInClient.connect(server.port_forward_url(sandbox), PROTOCOL) as client:
         error = await client.open(streamtype="error", port="1", requestid="0")
         data = await client.open(streamtype="data", port="1", requestid="0")
-        told = await data_of(client, error)
-        assert told.startswith(b"error forwarding port 1 to pod")
-        assert told.endswith(why)
-        assert await client.until(frames.RstStream) == frames.RstStream(data, frames.Reset.CANCEL)
+        message = await data_of(client, error)
+        assert message.startswith(b"error forwarding port 1 to pod")
+        assert message.endswith(why)
+        assert await client.until(frames.RstStream) == frames.RstStream(
+            data, frames.ResetStatus.CANCEL
+        )
 
 
 @pytest.mark.parametrize(
@@ -83,32 +85,36 @@ async def test_a_failure_is_told_on_the_error_stream(
         {"port": "80"},
     ],
 )
-async def test_streams_that_are_no_connection_are_reset(
+async def test_streams_with_invalid_headers_are_reset(
     server: StreamingServer, headers: dict[str, str]
 ) -> None:
     async with await StandInClient.connect(server.port_forward_url("sandbox"), PROTOCOL) as client:
         stream_id = await client.open(**headers)
         reset = await client.until(frames.RstStream)
-        assert reset == frames.RstStream(stream_id, frames.Reset.CANCEL)
+        assert reset == frames.RstStream(stream_id, frames.ResetStatus.CANCEL)
 
 
-async def test_a_second_stream_of_one_kind_is_reset(server: StreamingServer) -> None:
+async def test_second_stream_of_one_type_is_reset(server: StreamingServer) -> None:
     async with await StandInClient.connect(server.port_forward_url("sandbox"), PROTOCOL) as client:
         await client.open(streamtype="data", port="80", requestid="1")
         again = await client.open(streamtype="data", port="80", requestid="1")
-        assert await client.until(frames.RstStream) == frames.RstStream(again, frames.Reset.CANCEL)
+        assert await client.until(frames.RstStream) == frames.RstStream(
+            again, frames.ResetStatus.CANCEL
+        )
 
 
-async def test_a_stream_without_its_other_half_is_given_up(
+async def test_incomplete_pair_is_reset_after_timeout(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(port_forward, "PAIR_TIMEOUT", 0.1)
     async with await StandInClient.connect(server.port_forward_url("sandbox"), PROTOCOL) as client:
         alone = await client.open(streamtype="data", port="80", requestid="1")
-        assert await client.until(frames.RstStream) == frames.RstStream(alone, frames.Reset.CANCEL)
+        assert await client.until(frames.RstStream) == frames.RstStream(
+            alone, frames.ResetStatus.CANCEL
+        )
 
 
-async def test_a_client_that_resets_a_stream_ends_its_connection(server: StreamingServer) -> None:
+async def test_stream_reset_closes_the_connection(server: StreamingServer) -> None:
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,12 +131,12 @@ async def test_a_client_that_resets_a_stream_ends_its_connection(server: Streami
             await client.open(streamtype="error", port=port, requestid="1")
             data = await client.open(streamtype="data", port=port, requestid="1")
             await client.write(data, b"x" * 100_000)
-            await client.send(frames.rst_stream(data, frames.Reset.CANCEL))
+            await client.send(frames.rst_stream(data, frames.ResetStatus.CANCEL))
             async with asyncio.timeout(120):
                 await ended.wait()
 
 
-async def test_websocket_channels_begin_with_their_port(
+async def test_websocket_channels_start_with_the_port_number(
     server: StreamingServer,
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,20 +158,22 @@ async def test_websocket_channels_begin_with_their_port(
     assert any(m[0] == 3 and m.endswith(b"Nothing listens on port 1 of the pod.") for m in messages)
 
 
-async def test_websocket_channels_need_their_ports_beforehand(server: StreamingServer) -> None:
+async def test_websocket_port_forward_requires_ports_in_the_request(
+    server: StreamingServer,
+) -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as failure:
             await session.ws_connect(server.port_forward_url("sandbox"))
     assert failure.value.status == 400
 
 
-async def test_spdy_goes_through_a_websocket(server: StreamingServer, echo_port: int) -> None:
+async def test_spdy_is_tunneled_through_websocket(server: StreamingServer, echo_port: int) -> None:
     writer, parser = frames.FrameWriter(), frames.FrameParser()
     port = str(echo_port)
     sent = (
         writer.syn_stream(1, {"streamtype": "error", "port": port, "requestid": "0"})
         + writer.syn_stream(3, {"streamtype": "data", "port": port, "requestid": "0"})
-        + frames.data_head(3, 5, fin=True)
+        + frames.data_frame_header(3, 5, fin=True)
         + b"hello"
     )
     async with (

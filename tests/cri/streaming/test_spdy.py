@@ -1,4 +1,4 @@
-"""The connection itself, over a pipe in memory that stands in for the network."""
+"""SPDY connections over an in-memory transport."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cri.streaming.frame_strategies import encoded, frame_values
+from tests.support.spdy_frame_strategies import encoded, frame_values
 from winpod.cri.streaming import spdy_frames as frames
-from winpod.cri.streaming.lost import ClientGone
+from winpod.cri.streaming.connection import ClientGone
 from winpod.cri.streaming.spdy import SpdyConnection, SpdyStream, StreamReset
 
 
@@ -34,7 +34,7 @@ class StandInPipe:
 
 
 async def serve_to_the_end(pipe: StandInPipe) -> None:
-    """Accepts and writes to all streams until the client is gone."""
+    """Accept and write to all streams until the client disconnects."""
     writing = []
     async with SpdyConnection.open(pipe, idle_timeout=5) as connection:
         try:
@@ -54,7 +54,7 @@ async def write_something(stream: SpdyStream) -> None:
 
 
 @given(st.lists(frame_values(st.integers(1, 9)), max_size=12))
-def test_any_frames_leave_a_connection_that_ends_in_order(sent: list[frames.Frame]) -> None:
+def test_any_frames_end_the_connection_cleanly(sent: list[frames.Frame]) -> None:
     async def run() -> bytes:
         pipe, writer = StandInPipe(), frames.FrameWriter()
         for frame in sent:
@@ -83,7 +83,7 @@ async def open_stream(pipe: StandInPipe, connection: SpdyConnection) -> SpdyStre
     return await connection.accept()
 
 
-async def test_a_stream_closed_for_writing_takes_no_more() -> None:
+async def test_write_to_closed_stream_fails() -> None:
     pipe = StandInPipe()
     async with SpdyConnection.open(pipe, idle_timeout=5) as connection:
         stream = await open_stream(pipe, connection)
@@ -92,7 +92,7 @@ async def test_a_stream_closed_for_writing_takes_no_more() -> None:
             await stream.write(b"late")
 
 
-async def test_a_reset_reaches_who_waits_for_a_window() -> None:
+async def test_reset_fails_a_writer_waiting_for_window() -> None:
     pipe = StandInPipe()
     async with SpdyConnection.open(pipe, idle_timeout=5) as connection:
         pipe.incoming.put_nowait(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
@@ -100,29 +100,29 @@ async def test_a_reset_reaches_who_waits_for_a_window() -> None:
         writing = asyncio.create_task(stream.write(b"no room"))
         await asyncio.sleep(0.01)
         assert not writing.done()
-        pipe.incoming.put_nowait(frames.rst_stream(1, frames.Reset.CANCEL))
+        pipe.incoming.put_nowait(frames.rst_stream(1, frames.ResetStatus.CANCEL))
         with pytest.raises(StreamReset):
             await writing
 
 
-async def test_what_came_before_the_end_can_still_be_read() -> None:
+async def test_data_before_the_end_can_be_read() -> None:
     pipe = StandInPipe()
     async with SpdyConnection.open(pipe, idle_timeout=5) as connection:
         stream = await open_stream(pipe, connection)
-        pipe.incoming.put_nowait(frames.data_head(1, 4, fin=True) + b"last")
+        pipe.incoming.put_nowait(frames.data_frame_header(1, 4, fin=True) + b"last")
         assert [await stream.read(), await stream.read()] == [b"last", b""]
 
 
-async def test_after_goaway_the_client_opens_no_more_streams() -> None:
+async def test_streams_after_goaway_are_refused() -> None:
     pipe, writer = StandInPipe(), frames.FrameWriter()
     async with SpdyConnection.open(pipe, idle_timeout=5):
-        pipe.incoming.put_nowait(frames.goaway(0, frames.Leaving.OK))
+        pipe.incoming.put_nowait(frames.goaway(0, frames.GoAwayStatus.OK))
         pipe.incoming.put_nowait(writer.syn_stream(1, {}))
-        refused = frames.RstStream(1, frames.Reset.REFUSED_STREAM)
+        refused = frames.RstStream(1, frames.ResetStatus.REFUSED_STREAM)
         await until(lambda: refused in answers_in(pipe))
 
 
-async def test_streams_beyond_a_number_are_refused() -> None:
+async def test_streams_above_the_limit_are_refused() -> None:
     pipe, writer = StandInPipe(), frames.FrameWriter()
     async with SpdyConnection.open(pipe, idle_timeout=5, max_streams=2):
         for stream_id in (1, 3, 5):
@@ -132,5 +132,5 @@ async def test_streams_beyond_a_number_are_refused() -> None:
     assert answers == [
         frames.SynReply(1, {}),
         frames.SynReply(3, {}),
-        frames.RstStream(5, frames.Reset.REFUSED_STREAM),
+        frames.RstStream(5, frames.ResetStatus.REFUSED_STREAM),
     ]

@@ -1,4 +1,4 @@
-"""Channels over WebSocket, driven by aiohttp's client."""
+"""WebSocket channels, with the aiohttp client."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from tests.cri.streaming.local_backend import LocalBackend
+from tests.support.streaming_backend import LocalBackend
 from winpod.cri.streaming import StreamingServer, websocket
 
 Socket = aiohttp.ClientWebSocketResponse
@@ -29,7 +29,7 @@ async def collect(socket: Socket) -> list[bytes | str]:
     return [message.data async for message in socket]
 
 
-async def test_the_first_message_is_empty_and_on_the_lowest_channel(
+async def test_first_message_is_empty_and_on_the_lowest_channel(
     server: StreamingServer,
 ) -> None:
     for flags, first in (
@@ -43,7 +43,7 @@ async def test_the_first_message_is_empty_and_on_the_lowest_channel(
             assert socket.close_code == 1000
 
 
-async def test_each_message_names_its_channel(server: StreamingServer) -> None:
+async def test_messages_start_with_their_channel(server: StreamingServer) -> None:
     command = ["sh", "-c", "echo out; echo err >&2; exit 4"]
     url = server.exec_url("container", command, stdout=True, stderr=True)
     async with connect(url, V4) as socket:
@@ -54,7 +54,7 @@ async def test_each_message_names_its_channel(server: StreamingServer) -> None:
     assert json.loads(status[1:])["details"]["causes"][0]["message"] == "4"
 
 
-async def test_base64_is_text_both_ways(server: StreamingServer) -> None:
+async def test_base64_protocol_uses_text_messages(server: StreamingServer) -> None:
     url = server.exec_url("container", ["head", "-c", "4"], stdin=True, stdout=True)
     async with connect(url, "v4.base64.channel.k8s.io") as socket:
         await socket.send_str("0" + base64.b64encode(b"text").decode())
@@ -62,7 +62,7 @@ async def test_base64_is_text_both_ways(server: StreamingServer) -> None:
     assert messages[:2] == ["1", "1" + base64.b64encode(b"text").decode()]
 
 
-async def test_what_is_not_base64_ends_the_connection(
+async def test_invalid_base64_closes_the_connection(
     server: StreamingServer, backend: LocalBackend
 ) -> None:
     url = server.exec_url("container", ["cat"], stdin=True)
@@ -87,7 +87,7 @@ async def test_version_5_closes_one_channel(server: StreamingServer) -> None:
     assert json.loads(messages[2][1:])["status"] == "Success"
 
 
-async def test_no_protocol_means_the_first_one(server: StreamingServer) -> None:
+async def test_default_protocol_is_version_1(server: StreamingServer) -> None:
     url = server.exec_url("container", ["sh", "-c", "exit 4"], stdout=True)
     async with connect(url) as socket:
         messages = await collect(socket)
@@ -98,7 +98,7 @@ async def test_no_protocol_means_the_first_one(server: StreamingServer) -> None:
     )
 
 
-async def test_none_in_common_is_forbidden(server: StreamingServer) -> None:
+async def test_failed_negotiation_is_forbidden(server: StreamingServer) -> None:
     url = server.exec_url("container", ["true"], stdout=True)
     with pytest.raises(aiohttp.WSServerHandshakeError) as failure:
         async with connect(url, "v9.channel.k8s.io"):
@@ -106,7 +106,7 @@ async def test_none_in_common_is_forbidden(server: StreamingServer) -> None:
     assert failure.value.status == 403
 
 
-async def test_a_terminal_is_resized(server: StreamingServer) -> None:
+async def test_terminal_is_resized(server: StreamingServer) -> None:
     command = ["sh", "-c", "until [ \"$(stty size)\" = '20 90' ]; do sleep 0.05; done; echo seen"]
     url = server.exec_url("container", command, stdout=True, tty=True)
     async with connect(url, V5) as socket, asyncio.timeout(120):
@@ -114,9 +114,7 @@ async def test_a_terminal_is_resized(server: StreamingServer) -> None:
         assert b"\x01seen\r\n" in await collect(socket)
 
 
-async def test_a_client_that_leaves_ends_its_process(
-    server: StreamingServer, backend: LocalBackend
-) -> None:
+async def test_disconnect_ends_the_process(server: StreamingServer, backend: LocalBackend) -> None:
     url = server.exec_url("container", ["sh", "-c", "echo up; exec sleep 600"], stdout=True)
     async with connect(url, V5) as socket:
         assert [await socket.receive_bytes() for _ in range(2)] == [b"\x01", b"\x01up\n"]
@@ -124,12 +122,12 @@ async def test_a_client_that_leaves_ends_its_process(
         await backend.ended_by_hangup.get()
 
 
-async def test_a_client_nobody_reads_is_kept_with_pongs(
+async def test_unread_client_gets_pongs(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PONG_INTERVAL", 0.1)
     url = server.exec_url("container", ["sleep", "600"], stdin=True)
-    soon = aiohttp.ClientWSTimeout(ws_close=0.05)  # its goodbye is not read either
+    soon = aiohttp.ClientWSTimeout(ws_close=0.05)  # its close frame is not read either
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(url, protocols=(V5,), autoping=False, timeout=soon) as socket,
@@ -141,7 +139,7 @@ async def test_a_client_nobody_reads_is_kept_with_pongs(
             assert (await socket.receive()).type is aiohttp.WSMsgType.PONG
 
 
-async def test_a_session_without_traffic_ends(backend: LocalBackend) -> None:
+async def test_idle_session_ends(backend: LocalBackend) -> None:
     server = StreamingServer(backend, idle_timeout=3.0)
     await server.start()
     url = server.exec_url("container", ["sh", "-c", "echo up; exec sleep 600"], stdout=True)

@@ -6,8 +6,8 @@
 import re
 from pathlib import Path
 
-from tests.e2e import go_build
-from tests.e2e.go_build import BuildFailed, GoModule, Say
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import BuildFailed, GoModule, Say
 
 __all__ = ["BuildFailed", "Say", "binaries", "kubernetes_version"]
 

@@ -26,7 +26,7 @@ from tests.e2e.controlplane.build import Say, binaries
 from tests.e2e.controlplane.certificates import Authority, Certificate, new_authority
 from tests.e2e.controlplane.processes import ServerProcess
 
-from winpod.network.namespaces import inside
+from winpod.network.netns import run_in_netns
 
 LOOPBACK = "127.0.0.1"
 SERVICE_RANGE = "10.96.0.0/16"
@@ -310,7 +310,7 @@ class ControlPlane:
         return ["nsenter", f"--net={self._network}"] if self._network else []
 
     def _inside(self, function: Callable[[], _T]) -> _T:
-        return inside(self._network, function) if self._network else function()
+        return run_in_netns(self._network, function) if self._network else function()
 
     def _healthy(self, server: tuple[str, int], path: str) -> bool:
         try:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.e2e import go_build
-from tests.e2e.go_build import GoModule, Say
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import GoModule, Say
 
 SOURCE = Path(__file__).parent
 

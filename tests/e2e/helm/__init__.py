@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.e2e import go_build
 from tests.e2e.controlplane.build import kubernetes_version
-from tests.e2e.go_build import GoModule, Say
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import GoModule, Say
 
-from winpod.cluster.upgrade.resource import CRD as UPGRADES
 from winpod.instances.cluster.resource import CRD as INSTANCES
+from winpod.operator.upgrade.resource import CRD as UPGRADES
 
 SOURCE = Path(__file__).parent
 DEPLOY = SOURCE.parents[2] / "deploy"

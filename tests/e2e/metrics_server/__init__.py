@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import go_build
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.control_plane import free_ports
 from tests.e2e.controlplane.processes import ServerProcess
-from tests.e2e.go_build import GoModule, Say
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import GoModule, Say
 
 SOURCE = Path(__file__).parent
 NAMESPACE, NAME = "kube-system", "metrics-server"

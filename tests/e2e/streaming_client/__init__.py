@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e import go_build
-from tests.e2e.go_build import GoModule, Say
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import GoModule, Say
 
 MODULE = GoModule(
     name="streaming-client",

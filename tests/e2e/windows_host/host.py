@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.e2e.windows_host import programs
 from tests.e2e.windows_host.machine import PORT, USER, Machine, make_key
 
-from winpod.images.base import Base
+from winpod.images.base.builder import Base
 from winpod.windows.builds import parse_build
 
 SERVER_2019, SERVER_2022, SERVER_2025 = "10.0.17763", "10.0.20348", "10.0.26100"

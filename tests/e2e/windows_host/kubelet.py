@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.e2e.stand_in_kubelet import run_kubelet
 from tests.e2e.windows_host.host import SERVER_2022, WindowsHost
+from tests.support.e2e.fake_kubelet import run_kubelet
 
 from winpod.instances.paths import KUBECONFIG
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.e2e.windows_host import programs
 
-from winpod.images.base import Base, prepare_prefix
-from winpod.images.base_container import CONTROL_GROUPS, dying_with_us, tmpfs
+from winpod.images.base.build_container import CONTROL_GROUPS, tmpfs_mount, with_parent_death_signal
+from winpod.images.base.builder import Base, prepare_prefix
 from winpod.windows.builds import Build
 
 HERE = Path(__file__).parent
@@ -107,7 +107,7 @@ class Machine:
         run += f' "{self.folder}/state" run --bundle "{self.folder}" {self.container}'
         with (self.folder / "console").open("ab") as console:
             self._process = subprocess.Popen(
-                dying_with_us(["sh", "-c", run]),
+                with_parent_death_signal(["sh", "-c", run]),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -244,14 +244,14 @@ class Machine:
         temporary = ("nosuid", "nodev", "mode=1777", "size=256m")
         return [
             _mount("/proc", "proc"),
-            tmpfs("/dev", "nosuid", "mode=755", "size=64k"),
-            *(tmpfs(place, *temporary) for place in ("/run", "/tmp")),
+            tmpfs_mount("/dev", "nosuid", "mode=755", "size=64k"),
+            *(tmpfs_mount(place, *temporary) for place in ("/run", "/tmp")),
             _bind("/usr", Path("/usr"), "ro"),
             _bind("/windows", self._base.rootfs.resolve(), "ro"),
             _mount("/windows/proc", "proc"),
-            tmpfs("/windows/dev", "nosuid", "mode=755", "size=64k"),
+            tmpfs_mount("/windows/dev", "nosuid", "mode=755", "size=64k"),
             *(_bind(f"/windows/dev/{name}", Path("/dev", name)) for name in _DEVICES),
-            *(tmpfs(f"/windows/{name}", *temporary) for name in ("dev/shm", "tmp", "root")),
+            *(tmpfs_mount(f"/windows/{name}", *temporary) for name in ("dev/shm", "tmp", "root")),
             _bind("/windows/prefix", disk / "prefix"),
             _mount("/windows/prefix/drive_c", "overlay", *overlay),
         ]

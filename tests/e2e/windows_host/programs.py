@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tests.e2e import go_build
-from tests.e2e.go_build import Edit, GoModule, Say
-from tests.e2e.windows_programs import c_program
+from tests.support.e2e import go_build
+from tests.support.e2e.go_build import Edit, GoModule, Say
+from tests.support.e2e.windows_programs import c_program
 
 HERE = Path(__file__).parent
 STAND_INS = HERE / "stand_ins"

@@ -1,4 +1,4 @@
-"""Whose Node it is, and which pods have to leave it."""
+"""Ownership of a Node, and which pods are evicted."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from winpod.instances.cluster.nodes import (
-    Leaving,
+    EvictedPod,
     NodeObject,
     PodObject,
-    node_now,
+    observe_node,
+    select_evictions,
     subnet_of,
-    to_leave,
 )
 
 
@@ -30,16 +30,16 @@ def node(os: str = "windows", ready: str = "True", address: str = "10.0.0.5") ->
     )
 
 
-def test_a_node_is_read_as_it_says_it_is() -> None:
-    now = node_now(node(), ["10.0.0.5"], is_own=False)
+def test_node_is_observed() -> None:
+    now = observe_node(node(), ["10.0.0.5"], is_own=False)
     assert (now.name, now.is_ready, now.is_cordoned) == ("win", True, True)
-    assert (now.runtime, now.stranger) == ("docker://20.10", "")
-    assert not node_now(node(ready="Unknown"), ["10.0.0.5"], is_own=False).is_ready
-    assert not node_now(node(), ["10.0.0.5"], is_own=False, is_stale=True).is_ready
+    assert (now.runtime, now.mismatch) == ("docker://20.10", "")
+    assert not observe_node(node(ready="Unknown"), ["10.0.0.5"], is_own=False).is_ready
+    assert not observe_node(node(), ["10.0.0.5"], is_own=False, is_stale=True).is_ready
 
 
 @pytest.mark.parametrize(
-    ("found", "is_own", "stranger"),
+    ("found", "is_own", "mismatch"),
     [
         (node(os="linux"), False, "not a Windows node"),
         (node(os="linux"), True, "not a Windows node"),
@@ -48,15 +48,15 @@ def test_a_node_is_read_as_it_says_it_is() -> None:
         (node(address=""), False, ""),
     ],
 )
-def test_a_node_of_the_same_name_elsewhere_is_somebody_else_s(
-    found: NodeObject, is_own: bool, stranger: str
+def test_node_of_the_same_name_at_another_address_is_foreign(
+    found: NodeObject, is_own: bool, mismatch: str
 ) -> None:
-    said = node_now(found, ["10.0.0.5"], is_own=is_own).stranger
-    assert stranger in said
-    assert bool(said) == bool(stranger)
+    actual = observe_node(found, ["10.0.0.5"], is_own=is_own).mismatch
+    assert mismatch in actual
+    assert bool(actual) == bool(mismatch)
 
 
-def test_a_node_s_range_is_the_cluster_s_or_that_of_a_hybrid_overlay() -> None:
+def test_subnet_is_the_pod_cidr_or_that_of_the_hybrid_overlay() -> None:
     bare = msgspec.convert({"metadata": {}, "spec": {"podCIDR": "10.244.1.0/24"}}, NodeObject)
     overlay = {"k8s.ovn.org/hybrid-overlay-node-subnet": "10.132.0.0/24"}
     both = msgspec.convert(
@@ -76,7 +76,7 @@ def pod(name: str, phase: str = "Running", **metadata: Any) -> PodObject:
     return msgspec.convert(document, PodObject)
 
 
-def test_everybody_leaves_but_who_would_come_back_at_once_or_has_ended() -> None:
+def test_daemonset_static_and_terminated_pods_are_not_evicted() -> None:
     pods = [
         pod("plain"),
         pod("going", deletionTimestamp="2026-11-16T00:00:00Z"),
@@ -86,14 +86,14 @@ def test_everybody_leaves_but_who_would_come_back_at_once_or_has_ended() -> None
         pod("done", phase="Succeeded"),
         pod("failed", phase="Failed"),
     ]
-    found = to_leave(pods, is_ready=True)
+    found = select_evictions(pods, is_ready=True)
     assert [one.name for one in found] == ["plain", "going", "of-a-set"]
-    assert found[1] == Leaving("shop", "going", "going", True)
-    assert [one.name for one in to_leave(pods, is_ready=False)] == ["plain", "of-a-set"]
+    assert found[1] == EvictedPod("shop", "going", "going", True)
+    assert [one.name for one in select_evictions(pods, is_ready=False)] == ["plain", "of-a-set"]
 
 
 @pytest.mark.parametrize(
-    ("tolerations", "leaves"),
+    ("tolerations", "is_evicted"),
     [
         ([], True),
         ([{"key": "os", "operator": "Exists"}], True),
@@ -102,8 +102,8 @@ def test_everybody_leaves_but_who_would_come_back_at_once_or_has_ended() -> None
         ([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}], False),
     ],
 )
-def test_who_comes_through_a_cordon_is_not_sent_away_again_and_again(
-    tolerations: list[dict[str, str]], leaves: bool
+def test_pods_that_tolerate_the_cordon_are_not_evicted_again(
+    tolerations: list[dict[str, str]], is_evicted: bool
 ) -> None:
     early, since, late = (f"2026-11-16T00:00:0{second}Z" for second in (1, 2, 3))
     spec = {"tolerations": tolerations}
@@ -111,5 +111,5 @@ def test_who_comes_through_a_cordon_is_not_sent_away_again_and_again(
     before = msgspec.convert(document, PodObject)
     document = {"metadata": {"name": "b", "creationTimestamp": late}, "spec": spec}
     after = msgspec.convert(document, PodObject)
-    names = [one.name for one in to_leave([before, after], is_ready=True, since=since)]
-    assert names == (["a", "b"] if leaves else ["a"])
+    names = [one.name for one in select_evictions([before, after], is_ready=True, since=since)]
+    assert names == (["a", "b"] if is_evicted else ["a"])

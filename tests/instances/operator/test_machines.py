@@ -7,8 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from winpod.instances.cluster.inputs import Asked
-from winpod.instances.operator.machines import Machine, MachineSet, asked_of, hold, under_way
+from winpod.instances.cluster.inventory import InventoryEntry
+from winpod.instances.operator.machines import (
+    Machine,
+    MachineSet,
+    inventory_entry_of,
+    pending_replacements,
+    replacement_blocker,
+)
 
 OWN = [
     {"type": "InternalIP", "address": "10.0.0.5"},
@@ -23,17 +29,17 @@ def machine(addresses: list[dict[str, str]], **metadata: Any) -> Machine:
     return msgspec.convert({"metadata": found, "status": {"addresses": addresses}}, Machine)
 
 
-def test_a_machine_is_an_instance_once_it_has_an_address_and_until_it_leaves() -> None:
+def test_machine_is_an_instance_while_it_has_an_address_and_is_not_deleted() -> None:
     known = ("10.0.0.5", "fd00::5", "win-5")
-    expected = Asked("machine-m", "10.0.0.5", "capi", machine="m", addresses=known)
-    assert asked_of(machine(OWN), "capi") == expected
-    assert asked_of(machine([]), "capi") is None
-    assert asked_of(machine(OWN[1:]), "capi") is None
-    assert asked_of(machine(OWN, deletionTimestamp=LEFT), "capi") is None
-    assert asked_of(machine(OWN, labels={LABEL: "Linux"}), "capi") is None
+    expected = InventoryEntry("machine-m", "10.0.0.5", "capi", machine="m", addresses=known)
+    assert inventory_entry_of(machine(OWN), "capi") == expected
+    assert inventory_entry_of(machine([]), "capi") is None
+    assert inventory_entry_of(machine(OWN[1:]), "capi") is None
+    assert inventory_entry_of(machine(OWN, deletionTimestamp=LEFT), "capi") is None
+    assert inventory_entry_of(machine(OWN, labels={LABEL: "Linux"}), "capi") is None
 
 
-def test_a_machine_knows_its_set() -> None:
+def test_machine_has_its_owner() -> None:
     owners = [{"kind": "Other", "name": "x"}, {"kind": "MachineSet", "name": "s"}]
     assert machine(OWN, ownerReferences=owners).owner == "s"
     assert machine(OWN).owner == ""
@@ -52,97 +58,103 @@ def machine_set(
 
 
 @pytest.mark.parametrize(
-    ("ready", "wanted", "word"), [(3, 3, ""), (2, 3, "2 of 3"), (0, 1, "0 of 1"), (0, 0, "")]
+    ("ready", "replicas", "reason"), [(3, 3, ""), (2, 3, "2 of 3"), (0, 1, "0 of 1"), (0, 0, "")]
 )
-def test_a_machine_is_replaced_only_where_its_set_is_whole(
-    ready: int, wanted: int, word: str
+def test_machine_is_replaced_only_if_its_set_is_complete(
+    ready: int, replicas: int, reason: str
 ) -> None:
-    said = hold(machine(OWN), machine_set(replicas=wanted, ready=ready))
-    assert word in said
-    assert bool(said) == bool(word)
+    messages = replacement_blocker(machine(OWN), machine_set(replicas=replicas, ready=ready))
+    assert reason in messages
+    assert bool(messages) == bool(reason)
 
 
 @pytest.mark.parametrize(
-    ("owner", "words"),
+    ("owner", "reason"),
     [
         (None, "belongs to no MachineSet"),
         (machine_set(deletionTimestamp=LEFT), "belongs to no MachineSet"),
         (machine_set(makes="Linux"), "the template of MachineSet s has no label"),
     ],
 )
-def test_a_machine_that_nobody_would_make_again_is_not_deleted(
-    owner: MachineSet | None, words: str
+def test_machine_that_would_not_be_replaced_is_not_deleted(
+    owner: MachineSet | None, reason: str
 ) -> None:
-    assert words in hold(machine(OWN), owner)
+    assert reason in replacement_blocker(machine(OWN), owner)
 
 
 STATES = ("node", "new", "leaves", "taken out")
-"""Of a Machine that is in a MachineSet; who is taken out is no concern of ours any more."""
+"""States of a Machine in a MachineSet; `taken out` has lost the Windows label."""
 
 
-def of_set(owner: str, states: Iterable[str]) -> list[Machine]:
+def machines_of_set(owner: str, states: Iterable[str]) -> list[Machine]:
     owners = [{"kind": "MachineSet", "name": owner}]
-    more: dict[str, dict[str, Any]] = {
+    overrides: dict[str, dict[str, Any]] = {
         "leaves": {"deletionTimestamp": LEFT},
         "taken out": {"labels": {}},
     }
     return [
-        machine(OWN, name=f"{owner}-{state}-{at}", ownerReferences=owners, **more.get(state, {}))
+        machine(
+            OWN, name=f"{owner}-{state}-{at}", ownerReferences=owners, **overrides.get(state, {})
+        )
         for at, state in enumerate(states)
     ]
 
 
 def nodes_of(machines: Iterable[Machine]) -> set[str]:
-    """Who leaves was one before."""
+    """Machines that are or were ready nodes."""
     return {one.name for one in machines if "-node-" in one.name or "-leaves-" in one.name}
 
 
-def test_what_a_set_lacks_is_under_way_however_its_machines_are() -> None:
-    """A sentence for each: of those that are new, that leave, and that are still to be made."""
+def test_missing_nodes_of_a_set_are_listed_in_every_state() -> None:
+    """One message per missing node: new, being deleted, or not created yet."""
     for count, replicas in product(range(4), range(4)):
         for states in product(STATES, repeat=count):
-            own = of_set("a", states)
-            there = sum(state in ("node", "taken out") for state in states)
-            said = under_way(own, [machine_set("a", replicas)], nodes_of(own))
-            assert len(said) == max(0, replicas - there), (states, replicas)
-            new = sum("is not a ready node yet" in one for one in said)
-            assert new == min(states.count("new"), len(said)), (states, replicas)
-            going = sum(one.endswith(" leaves") for one in said)
-            assert going == min(states.count("leaves"), len(said) - new), (states, replicas)
-            to_make = said.count("MachineSet a has to make another")
-            assert to_make == len(said) - new - going, (states, replicas)
+            own = machines_of_set("a", states)
+            present = sum(state in ("node", "taken out") for state in states)
+            messages = pending_replacements(own, [machine_set("a", replicas)], nodes_of(own))
+            assert len(messages) == max(0, replicas - present), (states, replicas)
+            new = sum("is not a ready node yet" in one for one in messages)
+            assert new == min(states.count("new"), len(messages)), (states, replicas)
+            going = sum(one.endswith(" is being deleted") for one in messages)
+            assert going == min(states.count("leaves"), len(messages) - new), (states, replicas)
+            to_make = messages.count("MachineSet a has to create a Machine")
+            assert to_make == len(messages) - new - going, (states, replicas)
 
 
 NEW = "Machine a-new-0 is not a ready node yet"
 
 
 @pytest.mark.parametrize(
-    ("sets", "machines", "said"),
+    ("sets", "machines", "messages"),
     [
         ((), (), []),
-        ((), of_set("a", ("leaves", "new")), []),
-        ((machine_set("a"),), of_set("a", ("node",)), []),
-        ((machine_set("a"),), of_set("a", ("leaves",)), ["Machine a-leaves-0 leaves"]),
-        ((machine_set("a"),), (), ["MachineSet a has to make another"]),
-        ((machine_set("a"),), of_set("a", ("new", "leaves")), [NEW]),
-        ((machine_set("a"),), of_set("a", ("node", "leaves")), []),
-        ((machine_set("a", 0),), of_set("a", ("leaves",)), []),
+        ((), machines_of_set("a", ("leaves", "new")), []),
+        ((machine_set("a"),), machines_of_set("a", ("node",)), []),
+        (
+            (machine_set("a"),),
+            machines_of_set("a", ("leaves",)),
+            ["Machine a-leaves-0 is being deleted"],
+        ),
+        ((machine_set("a"),), (), ["MachineSet a has to create a Machine"]),
+        ((machine_set("a"),), machines_of_set("a", ("new", "leaves")), [NEW]),
+        ((machine_set("a"),), machines_of_set("a", ("node", "leaves")), []),
+        ((machine_set("a", 0),), machines_of_set("a", ("leaves",)), []),
         ((machine_set("a", deletionTimestamp=LEFT),), (), []),
         ((machine_set("a", makes="Linux"),), (), []),
         (
             (machine_set("b", 2), machine_set("a")),
-            (*of_set("b", ("node", "leaves")), *of_set("a", ("new",))),
-            [NEW, "Machine b-leaves-1 leaves"],
+            (*machines_of_set("b", ("node", "leaves")), *machines_of_set("a", ("new",))),
+            [NEW, "Machine b-leaves-1 is being deleted"],
         ),
     ],
 )
-def test_machine_sets_lack_what_they_want_and_have_not(
-    sets: tuple[MachineSet, ...], machines: Iterable[Machine], said: list[str]
+def test_missing_nodes_of_several_sets(
+    sets: tuple[MachineSet, ...], machines: Iterable[Machine], messages: list[str]
 ) -> None:
-    """Neither one that is scaled down or deleted, nor one that makes no Windows, lacks any."""
-    assert under_way(machines, sets, nodes_of(machines)) == said
+    """A set that is scaled down, deleted or not for Windows lacks nothing."""
+    assert pending_replacements(machines, sets, nodes_of(machines)) == messages
 
 
-def test_who_belongs_to_no_set_is_new_or_leaves_as_any_other_instance_does() -> None:
+def test_machines_without_a_set_are_not_missing_nodes() -> None:
     alone = [machine(OWN, name="x"), machine(OWN, name="y", deletionTimestamp=LEFT)]
-    assert under_way(alone, [machine_set("a", 0)], ()) == []
+    assert pending_replacements(alone, [machine_set("a", 0)], ()) == []

@@ -1,17 +1,21 @@
-"""containerd's configuration: which handlers it promises, and what is refused in it."""
+"""containerd configuration: the handlers it serves, and what validation rejects."""
 
 import tomllib
 from typing import Any
 
 import pytest
 
-from winpod.cluster.instance_settings import InstanceSettings
-from winpod.instances.errors import BadConfiguration
-from winpod.instances.rules.versions import Version
-from winpod.instances.software.containerd_config import containerd_config, registry_files
+from winpod.instances.errors import InvalidConfiguration
+from winpod.instances.planner.versions import Version
+from winpod.instances.software.containerd_config import (
+    Value,
+    containerd_config,
+    registry_files,
+    render_toml,
+)
 from winpod.instances.software.containerd_options import check_config
-from winpod.instances.software.handlers import served_handlers
-from winpod.instances.software.toml import Value, render_toml
+from winpod.instances.software.desired_state import served_handlers
+from winpod.operator.instance_settings import InstanceSettings
 from winpod.windows.builds import Build
 
 W2019, W2022, W2025 = Build(10, 0, 17763, 1), Build(10, 0, 20348, 2), Build(10, 0, 26100, 3)
@@ -37,7 +41,7 @@ def config(containerd: Version, build: Build = W2022) -> dict[str, Any]:
         (W2025, W2019, True, [f"{HYPERVISOR}-17763"]),
     ],
 )
-def test_handlers_are_those_of_the_pause_images_build(
+def test_handlers_match_the_build_of_the_pause_image(
     host: Build, pause: Build | None, hypervisor: bool, names: list[str]
 ) -> None:
     handlers = served_handlers(host, pause, hypervisor=hypervisor)
@@ -48,16 +52,16 @@ def test_handlers_are_those_of_the_pause_images_build(
     ("host", "pause", "hypervisor"),
     [(W2022, W2019, False), (W2019, W2022, False), (W2019, W2022, True), (W2022, W2025, True)],
 )
-def test_a_pause_image_that_cannot_start_is_refused(
+def test_pause_image_that_cannot_start_is_rejected(
     host: Build, pause: Build, hypervisor: bool
 ) -> None:
-    with pytest.raises(BadConfiguration) as caught:
+    with pytest.raises(InvalidConfiguration) as caught:
         served_handlers(host, pause, hypervisor=hypervisor)
     assert f"the pause image is of {pause.base}" in str(caught.value)
-    assert "pauseBuild" in caught.value.advice
+    assert "pauseBuild" in caught.value.hint
 
 
-def test_containerd_2_gets_a_file_of_version_3() -> None:
+def test_containerd_2_gets_config_version_3() -> None:
     document = config(NEW)
     images = document["plugins"]["io.containerd.cri.v1.images"]
     runtime = document["plugins"]["io.containerd.cri.v1.runtime"]
@@ -70,7 +74,7 @@ def test_containerd_2_gets_a_file_of_version_3() -> None:
     assert runtime["containerd"]["default_runtime_name"] == PROCESS
 
 
-def test_containerd_1_gets_a_file_of_version_2() -> None:
+def test_containerd_1_gets_config_version_2() -> None:
     document = config(OLD)
     cri = document["plugins"]["io.containerd.grpc.v1.cri"]
     assert document["version"] == 2
@@ -80,24 +84,24 @@ def test_containerd_1_gets_a_file_of_version_2() -> None:
     assert cri["cni"] == {"bin_dir": r"C:\k\cni\bin", "conf_dir": r"C:\k\cni\config"}
 
 
-def test_containerd_2_0_has_one_directory_of_plugins() -> None:
+def test_containerd_2_0_has_a_single_cni_bin_dir() -> None:
     runtime = config(Version(2, 0, 5))["plugins"]["io.containerd.cri.v1.runtime"]
     assert runtime["cni"]["bin_dir"] == r"C:\k\cni\bin"
 
 
-def test_a_containerd_without_a_timeout_for_stalled_pulls_is_refused() -> None:
-    with pytest.raises(BadConfiguration, match=r"Use containerd 1\.7 or later"):
+def test_containerd_without_pull_progress_timeout_is_rejected() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"Use containerd 1\.7 or later"):
         config(Version(1, 6, 0))
 
 
 @pytest.mark.parametrize("version", [OLD, Version(2, 0, 0), NEW])
 @pytest.mark.parametrize("build", [W2019, W2022, W2025])
-def test_handlers_are_the_same_in_both_files_and_their_isolation_is_written(
+def test_handlers_and_isolation_are_the_same_in_both_config_versions(
     version: Version, build: Build
 ) -> None:
     plugins = config(version, build)["plugins"]
-    whole = plugins.get("io.containerd.grpc.v1.cri") or plugins["io.containerd.cri.v1.runtime"]
-    runtimes = whole["containerd"]["runtimes"]
+    plugin = plugins.get("io.containerd.grpc.v1.cri") or plugins["io.containerd.cri.v1.runtime"]
+    runtimes = plugin["containerd"]["runtimes"]
     assert set(runtimes) == {PROCESS, HYPERVISOR, f"{HYPERVISOR}-{build.number}"}
     for name, runtime in runtimes.items():
         assert runtime["runtime_type"] == "io.containerd.runhcs.v1"
@@ -106,7 +110,7 @@ def test_handlers_are_the_same_in_both_files_and_their_isolation_is_written(
         assert runtime["options"].get("SandboxIsolation", 0) == int(name != PROCESS)
 
 
-def test_mirrors_are_where_containerd_looks_for_them_on_windows() -> None:
+def test_mirrors_are_in_the_registry_directories_of_windows() -> None:
     mirrors = (("docker.io", ("https://one.example", "http://two.example")), ("r.example:5000", ()))
     hub, port = registry_files(InstanceSettings(mirrors=mirrors))
     assert hub.path == r"C:\k\containerd\registries\docker.io\hosts.toml"
@@ -122,7 +126,7 @@ OPTIONS = (*RUNTIMES, PROCESS, "options")
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "sentence"),
+    ("path", "value", "message"),
     [
         (("verison",), 3, "verison is not a setting"),
         (("version",), 2, "version is 2, and must be from 3 to 3"),
@@ -133,7 +137,7 @@ OPTIONS = (*RUNTIMES, PROCESS, "options")
         (("plugins", IMAGES, "snapshotter"), "overlayfs", 'is "overlayfs", and must be one of'),
         (("plugins", IMAGES, "image_pull_progress_timeout"), "30", "must be like 30m or 1800s"),
         (("plugins", IMAGES, "image_pull_progress_timeout"), 30, "must be text"),
-        (("plugins", IMAGES, "pinned_images", "sandbox"), "Pause:", "is wrong"),
+        (("plugins", IMAGES, "pinned_images", "sandbox"), "Pause:", "is invalid"),
         (("plugins", IMAGES, "pinned_images", "pause"), "pause:1", "pause is not a setting"),
         (("plugins", IMAGES, "registry", "mirrors"), {}, "mirrors is not a setting"),
         (("plugins", IMAGES, "max_concurrent_downloads"), 0, "must be from 1 to 100"),
@@ -144,14 +148,14 @@ OPTIONS = (*RUNTIMES, PROCESS, "options")
         (
             ("plugins", RUNTIME, "containerd", "default_runtime_name"),
             "runc",
-            'is "runc", which is no runtime of it',
+            'is "runc", which is not one of its runtimes',
         ),
-        ((*RUNTIMES, "Process"), {}, "has a name that no RuntimeClass can name"),
+        ((*RUNTIMES, "Process"), {}, "is not a valid handler name"),
         ((*RUNTIMES, "other"), {}, "other.runtime_type is required"),
         ((*RUNTIMES, PROCESS, "runtime_type"), "io.containerd.runc.v2", "must be one of"),
         ((*RUNTIMES, PROCESS, "snapshotter"), "windows-lcow", "must be one of windows"),
         ((*RUNTIMES, PROCESS, "pod_annotations"), "io.*", "must be a list"),
-        ((*OPTIONS, "SandboxIsolation"), 1, "must be 1 for a handler that is called hypervisor"),
+        ((*OPTIONS, "SandboxIsolation"), 1, "must be 1 for handlers named hypervisor"),
         ((*OPTIONS, "SandboxIsolation"), 2, "must be from 0 to 1"),
         ((*OPTIONS, "ScaleCpuLimitsToSandbox"), True, "needs SandboxIsolation to be 1"),
         ((*OPTIONS, "SandboxOsVersion"), "10.0.17763", "SandboxOsVersion is not a setting"),
@@ -161,36 +165,36 @@ OPTIONS = (*RUNTIMES, PROCESS, "options")
         (
             (*RUNTIMES, HYPERVISOR, "options", "SandboxIsolation"),
             0,
-            "must be 1 for a handler that is called hypervisor",
+            "must be 1 for handlers named hypervisor",
         ),
     ],
 )
-def test_what_containerd_would_take_and_not_follow_is_refused(
-    path: tuple[str, ...], value: object, sentence: str
+def test_option_that_containerd_would_ignore_is_rejected(
+    path: tuple[str, ...], value: object, message: str
 ) -> None:
     document = config(NEW)
-    place = document
+    table = document
     for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
-    with pytest.raises(BadConfiguration) as caught:
+        table = table[part]
+    table[path[-1]] = value
+    with pytest.raises(InvalidConfiguration) as caught:
         check_config(render_toml(document), NEW)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_option_of_another_version_of_containerd_is_refused() -> None:
+def test_option_of_another_containerd_version_is_rejected() -> None:
     text = containerd_config(NEW, served_handlers(W2022, None, hypervisor=False), SETTINGS)
     for version in (OLD, Version(2, 0, 0)):
-        with pytest.raises(BadConfiguration):
+        with pytest.raises(InvalidConfiguration):
             check_config(text, version)
 
 
-def test_what_is_no_toml_is_refused() -> None:
-    with pytest.raises(BadConfiguration, match="is not TOML"):
+def test_invalid_toml_is_rejected() -> None:
+    with pytest.raises(InvalidConfiguration, match="is not TOML"):
         check_config("[", NEW)
 
 
-def test_toml_is_written_so_that_it_reads_back() -> None:
+def test_rendered_toml_round_trips() -> None:
     document: dict[str, Value] = {
         "a": r"C:\k" + '"\n',
         "n": 3,

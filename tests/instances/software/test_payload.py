@@ -1,25 +1,25 @@
-"""A payload: what is listed is what is there, and each thing that is not is a sentence."""
+"""Payloads: creation, verification and error messages; version comparison."""
 
 import struct
 from pathlib import Path
 
 import pytest
 
-from winpod.images.pe import Machine
-from winpod.instances.errors import BadPayload
-from winpod.instances.rules.versions import Version
-from winpod.instances.software.payload import LIST, make_payload, read_payload
+from winpod.errors import InvalidInput
+from winpod.images.pe import PeMachine
+from winpod.instances.errors import InvalidPayload
+from winpod.instances.planner.versions import Version
+from winpod.instances.software.payload import PAYLOAD_FILE, make_payload, read_payload
 from winpod.instances.software.programs import PROGRAMS, REQUIRED
-from winpod.windows.errors import InvalidInput
 
 GO_BUILD = b"path\tx\nmod\tgithub.com/containerd/containerd/v2\tv2.4.2\th1:abc=\n"
 
 
-def program(machine: int = Machine.AMD64, more: bytes = b"") -> bytes:
-    """The smallest file that says it is a program for a machine."""
+def program(machine: int = PeMachine.AMD64, extra: bytes = b"") -> bytes:
+    """Return the smallest file that is recognized as a program for a machine."""
     dos = b"MZ" + bytes(58) + struct.pack("<I", 64)
     return (
-        dos + struct.pack("<4sHHIIIHH", b"PE\0\0", machine, 0, 0, 0, 0, 240, 0) + bytes(240) + more
+        dos + struct.pack("<4sHHIIIHH", b"PE\0\0", machine, 0, 0, 0, 0, 240, 0) + bytes(240) + extra
     )
 
 
@@ -28,11 +28,11 @@ def directory(tmp_path: Path) -> Path:
     for name in REQUIRED:
         path = tmp_path / ("kube-node" if name.startswith("kube") else "") / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(program(more=GO_BUILD if name == "containerd.exe" else name.encode()))
+        path.write_bytes(program(extra=GO_BUILD if name == "containerd.exe" else name.encode()))
     return tmp_path
 
 
-def test_a_payload_is_made_of_a_directory_and_read_back(directory: Path) -> None:
+def test_payload_is_created_from_a_directory_and_read_back(directory: Path) -> None:
     (directory / "notes.txt").write_text("not for instances")
     (directory / "other.exe").write_bytes(program())
     made = make_payload(directory, "6.0.0")
@@ -46,84 +46,84 @@ def test_a_payload_is_made_of_a_directory_and_read_back(directory: Path) -> None
     assert kubelet.size == kubelet.source.stat().st_size
 
 
-def test_logs_are_rotated_where_the_program_that_writes_them_can(directory: Path) -> None:
+def test_log_rotation_follows_the_log_runner(directory: Path) -> None:
     assert not make_payload(directory, "6.0.0").rotates_logs
     runner = directory / "kube-node/kube-log-runner.exe"
-    runner.write_bytes(program(more=bytes((1 << 20) - 320) + b"-log-file-size"))
+    runner.write_bytes(program(extra=bytes((1 << 20) - 320) + b"-log-file-size"))
     assert make_payload(directory, "6.0.0").rotates_logs
 
 
-def test_making_it_twice_writes_the_same(directory: Path) -> None:
+def test_creation_is_reproducible(directory: Path) -> None:
     make_payload(directory, "6.0.0")
-    first = (directory / LIST).read_bytes()
+    first = (directory / PAYLOAD_FILE).read_bytes()
     make_payload(directory, "6.0.0")
-    assert (directory / LIST).read_bytes() == first
+    assert (directory / PAYLOAD_FILE).read_bytes() == first
 
 
-def test_who_reads_the_list_while_it_is_made_anew_reads_one_that_is_whole(directory: Path) -> None:
+def test_list_is_replaced_atomically(directory: Path) -> None:
     make_payload(directory, "6.0.0")
-    first = (directory / LIST).read_text()
-    with (directory / LIST).open() as reading:
+    first = (directory / PAYLOAD_FILE).read_text()
+    with (directory / PAYLOAD_FILE).open() as reading:
         make_payload(directory, "6.0.1")
         assert reading.read() == first
 
 
-def test_a_containerd_that_does_not_say_its_version_is_asked_for(directory: Path) -> None:
+def test_unknown_containerd_version_has_to_be_specified(directory: Path) -> None:
     (directory / "containerd.exe").write_bytes(program())
-    with pytest.raises(BadPayload, match="does not say which version of containerd it is"):
+    with pytest.raises(InvalidPayload, match="does not contain the version of containerd"):
         make_payload(directory, "6.0.0")
     assert make_payload(directory, "6.0.0", "1.7.29").containerd == Version(1, 7, 29)
 
 
-def test_the_version_is_found_across_the_pieces_a_file_is_read_in(directory: Path) -> None:
+def test_version_is_found_across_chunk_boundaries(directory: Path) -> None:
     head = program()
     gap = bytes((1 << 20) - len(head) - 20)
     (directory / "containerd.exe").write_bytes(head + gap + GO_BUILD)
     assert make_payload(directory, "6.0.0").containerd == Version(2, 4, 2)
 
 
-def test_a_file_that_is_missing_is_told(directory: Path) -> None:
+def test_missing_file_is_reported(directory: Path) -> None:
     make_payload(directory, "6.0.0")
     (directory / "crictl.exe").unlink()
-    with pytest.raises(BadPayload, match=r"lists crictl.exe, and .*crictl.exe is not there"):
+    with pytest.raises(InvalidPayload, match=r"lists crictl.exe, and .*crictl.exe does not exist"):
         read_payload(directory)
 
 
-def test_a_file_that_was_changed_is_told_with_both_hashes(directory: Path) -> None:
+def test_changed_file_is_reported_with_both_hashes(directory: Path) -> None:
     listed = make_payload(directory, "6.0.0").files["crictl.exe"].sha256
-    (directory / "crictl.exe").write_bytes(program(more=b"changed"))
-    with pytest.raises(BadPayload) as caught:
+    (directory / "crictl.exe").write_bytes(program(extra=b"changed"))
+    with pytest.raises(InvalidPayload) as caught:
         read_payload(directory)
     assert f"and {listed} was expected" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
-        (b"#!/bin/sh\n", "is no program of Windows"),
-        (program(Machine.ARM64), "is for arm64, and the payload for amd64"),
+        (b"#!/bin/sh\n", "is not a Windows program"),
+        (program(PeMachine.ARM64), "is for arm64, and the payload for amd64"),
         (program(0x1234), "is for machine 0x1234, and the payload for amd64"),
     ],
 )
-def test_a_file_that_windows_would_not_run_is_told(
-    directory: Path, content: bytes, sentence: str
+def test_file_that_windows_cannot_run_is_rejected(
+    directory: Path, content: bytes, message: str
 ) -> None:
     (directory / "crictl.exe").write_bytes(content)
-    with pytest.raises(BadPayload, match=sentence):
+    with pytest.raises(InvalidPayload, match=message):
         make_payload(directory, "6.0.0")
 
 
-def test_a_payload_for_another_architecture_is_that_of_its_containerd(directory: Path) -> None:
+def test_architecture_is_that_of_containerd(directory: Path) -> None:
     for name in REQUIRED:
         (path,) = directory.rglob(name)
-        path.write_bytes(program(Machine.ARM64, GO_BUILD))
+        path.write_bytes(program(PeMachine.ARM64, GO_BUILD))
     assert make_payload(directory, "6.0.0").architecture == "arm64"
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_payload_without_what_every_node_needs_is_refused(directory: Path, name: str) -> None:
+def test_payload_without_a_required_program_is_rejected(directory: Path, name: str) -> None:
     next(directory.rglob(name)).unlink()
-    with pytest.raises(BadPayload, match=f"no {name}"):
+    with pytest.raises(InvalidPayload, match=f"no {name}"):
         make_payload(directory, "6.0.0")
 
 
@@ -131,7 +131,7 @@ SHA = "0" * 64
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("", "version is required"),
         ("[", "is not TOML"),
@@ -140,39 +140,40 @@ SHA = "0" * 64
         ('version = "6.0.0"\narchitecture = "mips"', 'architecture is "mips"'),
         ('version = "6.0.0"', "containerd is required"),
         ('version = "6.0.0"\nsize = 3', "size is not a setting"),
-        (f'[files]\n"calc.exe" = "{SHA}"', "lists calc.exe, which is no program that goes"),
-        (f'[files]\n"../kubelet.exe" = "{SHA}"', "lists ../kubelet.exe, which is outside of it"),
-        (f'[files]\n"/kubelet.exe" = "{SHA}"', "lists /kubelet.exe, which is outside of it"),
-        ('[files]\n"kubelet.exe" = "abc"', '"abc", of kubelet.exe, is no SHA256'),
+        (f'[files]\n"calc.exe" = "{SHA}"', "lists calc.exe, which is not a program of"),
+        (
+            f'[files]\n"../kubelet.exe" = "{SHA}"',
+            "lists ../kubelet.exe, which is outside the payload",
+        ),
+        (f'[files]\n"/kubelet.exe" = "{SHA}"', "lists /kubelet.exe, which is outside the payload"),
+        ('[files]\n"kubelet.exe" = "abc"', '"abc", of kubelet.exe, is not a SHA256'),
     ],
 )
-def test_a_list_that_cannot_be_followed_is_a_sentence(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_invalid_list_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     head = 'version = "6.0.0"\ncontainerd = "2.4.2"\n' if text.startswith("[files") else ""
-    (tmp_path / LIST).write_text(head + text)
-    with pytest.raises(BadPayload) as caught:
+    (tmp_path / PAYLOAD_FILE).write_text(head + text)
+    with pytest.raises(InvalidPayload) as caught:
         read_payload(tmp_path)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_one_program_twice_is_refused(directory: Path) -> None:
+def test_duplicate_program_is_rejected(directory: Path) -> None:
     (directory / "again").mkdir()
     (directory / "again/crictl.exe").write_bytes(program())
-    with pytest.raises(BadPayload, match=r"lists crictl.exe twice"):
+    with pytest.raises(InvalidPayload, match=r"lists crictl.exe twice"):
         make_payload(directory, "6.0.0")
 
 
-def test_a_directory_without_a_list_is_no_payload(tmp_path: Path) -> None:
-    with pytest.raises(BadPayload, match=r"is no payload: it has no payload\.toml"):
+def test_directory_without_a_list_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPayload, match=r"is not a payload: it has no payload\.toml"):
         read_payload(tmp_path)
 
 
-def test_every_program_of_the_issue_is_known() -> None:
-    wanted = (
+def test_expected_programs_are_in_the_table() -> None:
+    expected = (
         "containerd kubelet kube-proxy csi-proxy windows_exporter crictl win-overlay host-local"
     )
-    assert {f"{name}.exe" for name in wanted.split()} < set(PROGRAMS)
+    assert {f"{name}.exe" for name in expected.split()} < set(PROGRAMS)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +188,12 @@ def test_every_program_of_the_issue_is_known() -> None:
         ("1.0.0+zzz", "1.0.1+aaa"),
     ],
 )
-def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
+def test_versions_compare_numerically(older: str, newer: str) -> None:
     assert Version.parse(older) < Version.parse(newer)
     assert not Version.parse(newer) < Version.parse(older)
 
 
 @pytest.mark.parametrize("text", ["", "six", "1", "1.2.3.4", "1.2.x", "1.2.3-"])
-def test_what_is_no_version_is_refused(text: str) -> None:
+def test_invalid_version_is_rejected(text: str) -> None:
     with pytest.raises(InvalidInput, match="is not a version"):
         Version.parse(text)

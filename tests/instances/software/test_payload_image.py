@@ -1,23 +1,22 @@
-"""A payload that comes as an image is the one that was packed."""
+"""Payloads pulled as images."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.instances.software.test_payload import GO_BUILD, program
-from winpod.images.layout_write import write_image
-from winpod.images.pack import Settings, pack, read_content
-from winpod.instances.errors import BadPayload
-from winpod.instances.software.payload import make_payload, read_payload
-from winpod.instances.software.payload_image import fetch_payload
+from winpod.errors import InvalidInput
+from winpod.images.layout import write_image
+from winpod.images.pack import PackConfig, pack, read_content
+from winpod.instances.errors import InvalidPayload
+from winpod.instances.software.payload import fetch_payload, make_payload, read_payload
 from winpod.instances.software.programs import REQUIRED
 from winpod.windows.builds import DEFAULT_HOST
-from winpod.windows.errors import InvalidInput
 
 
 def packed(directory: Path, tmp_path: Path) -> str:
     (tmp_path / "work").mkdir()
-    bundle = pack(read_content(directory), [DEFAULT_HOST], Settings(), tmp_path / "work")
+    bundle = pack(read_content(directory), [DEFAULT_HOST], PackConfig(), tmp_path / "work")
     write_image(tmp_path / "layout", "payload", bundle)
     return f"oci:{tmp_path / 'layout'}:payload"
 
@@ -27,27 +26,30 @@ def directory(tmp_path: Path) -> Path:
     directory = tmp_path / "payload"
     directory.mkdir()
     for name in REQUIRED:
-        (directory / name).write_bytes(program(more=GO_BUILD))
+        (directory / name).write_bytes(program(extra=GO_BUILD))
     return directory
 
 
-async def test_an_image_of_a_payload_is_that_payload(directory: Path, tmp_path: Path) -> None:
-    made = make_payload(directory, "6.0.0")
+async def test_payload_image_round_trips(directory: Path, tmp_path: Path) -> None:
+    packed_payload = make_payload(directory, "6.0.0")
     target = tmp_path / "new"
-    found = await fetch_payload(packed(directory, tmp_path), target, tmp_path / "store")
-    assert found == read_payload(target)
-    assert (found.version, found.containerd) == (made.version, made.containerd)
-    assert {name: file.sha256 for name, file in found.files.items()} == {
-        name: file.sha256 for name, file in made.files.items()
+    fetched = await fetch_payload(packed(directory, tmp_path), target, tmp_path / "store")
+    assert fetched == read_payload(target)
+    assert (fetched.version, fetched.containerd) == (
+        packed_payload.version,
+        packed_payload.containerd,
+    )
+    assert {name: file.sha256 for name, file in fetched.files.items()} == {
+        name: file.sha256 for name, file in packed_payload.files.items()
     }
 
 
-async def test_a_payload_is_not_mixed_with_another(directory: Path, tmp_path: Path) -> None:
+async def test_existing_payload_is_not_overwritten(directory: Path, tmp_path: Path) -> None:
     make_payload(directory, "6.0.0")
-    with pytest.raises(InvalidInput, match="has a payload already"):
+    with pytest.raises(InvalidInput, match="already has a payload"):
         await fetch_payload(packed(directory, tmp_path), directory, tmp_path / "store")
 
 
-async def test_an_image_without_a_list_is_no_payload(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadPayload, match=r"has no payload\.toml in it"):
+async def test_image_without_payload_list_is_rejected(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidPayload, match=r"has no payload\.toml"):
         await fetch_payload(packed(directory, tmp_path), tmp_path / "new", tmp_path / "store")

@@ -1,5 +1,5 @@
-"""Pods in microVMs: QEMU with a guest of our own, each pod a clone of one that was booted before.
+"""Hypervisor isolation: pods in QEMU microVMs, each a clone of a template booted before.
 
-`kit` has QEMU and a kernel, `template` a guest that is booted once and kept, `machines` a pod's own
-clone of it; `guest` speaks to what runs inside. `accelerator` says what this machine can do.
+`assets` has QEMU and a kernel, `template` the booted guest, `microvm` a pod's clone of it,
+`guest_client` the client of its first process, `accelerator` whether the host has KVM.
 """

@@ -1,7 +1,7 @@
-"""What runs a guest's instructions: the processor itself, or an emulation of it.
+"""Selection of KVM or emulation.
 
-That a VM can be made says nothing: there are machines whose /dev/kvm only runs kernels that were
-changed for it. So hardware is what the kernel's modules for Intel's and AMD's processors say.
+Creating a VM is not a sufficient test: on some hosts /dev/kvm only runs paravirtualized kernels. So
+KVM requires the kernel's module for Intel's or AMD's processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ALLOW = "WINPOD_ALLOW_EMULATION"
 _MODULES = Path("/sys/module")
 _DEVICE = Path("/dev/kvm")
-_OF_PROCESSORS = ("kvm_intel", "kvm_amd")
+_HARDWARE_MODULES = ("kvm_intel", "kvm_amd")
 
 
 class Accelerator(StrEnum):
@@ -24,34 +24,34 @@ class Accelerator(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What there is; `trouble` says why guests cannot run, empty where they can."""
+class AcceleratorStatus:
+    """The accelerator; `unavailable_reason` is why guests cannot run, empty if they can."""
 
     accelerator: Accelerator
-    trouble: str = ""
+    unavailable_reason: str = ""
 
 
 def find_accelerator(
     *, allow_emulation: bool, modules: Path = _MODULES, device: Path = _DEVICE
-) -> Found:
-    has_module = any((modules / name).is_dir() for name in _OF_PROCESSORS)
+) -> AcceleratorStatus:
+    has_module = any((modules / name).is_dir() for name in _HARDWARE_MODULES)
     if has_module and os.access(device, os.R_OK | os.W_OK):
-        return Found(Accelerator.KVM)
+        return AcceleratorStatus(Accelerator.KVM)
     if allow_emulation:
-        return Found(Accelerator.EMULATION)
-    why = (
+        return AcceleratorStatus(Accelerator.EMULATION)
+    reason = (
         f"{device} cannot be opened by this user"
         if has_module
-        else "there is no KVM of the processor's own here (neither kvm_intel nor kvm_amd)"
+        else "the host has no hardware KVM (neither kvm_intel nor kvm_amd)"
     )
-    return Found(
+    return AcceleratorStatus(
         Accelerator.EMULATION,
-        f"hypervisor isolation cannot be had: {why}, and emulation, which is many times slower, is "
-        f"not allowed (hypervisor.allow_emulation in config.toml, or {ALLOW}=1).",
+        f"hypervisor isolation is unavailable: {reason}, and emulation, which is many times "
+        f"slower, is not allowed (hypervisor.allow_emulation in config.toml, or {ALLOW}=1).",
     )
 
 
 def is_emulation_allowed(setting: bool, environment: Mapping[str, str]) -> bool:
-    """The variable goes before the setting."""
-    said = environment.get(ALLOW, "")
-    return said == "1" if said in ("0", "1") else setting
+    """Decide whether emulation is allowed. The environment overrides the setting."""
+    value = environment.get(ALLOW, "")
+    return value == "1" if value in ("0", "1") else setting

@@ -1,9 +1,12 @@
-"""The template: a guest that was booted once, with a shell whose Windows is up, and then kept.
+"""The template: a guest that was booted once, with a silo whose Windows is up, and saved.
 
-A pod's microVM begins with its memory and its devices as they were at that moment. The template is
-made for one base, one kit, one set of winpod's programs and one kind of accelerator, and has a name
-of all of these. It is made in a directory whose name begins with a dot, and renamed when it is
-whole.
+A pod's microVM starts with the template's memory and devices. A template is specific to the base,
+the hypervisor assets, winpod's native programs and the accelerator, and its name is a digest of
+these. It is built in a directory whose name starts with a dot, which is renamed when it is
+complete.
+
+A guest boots from an initramfs with its first process, and the Wine base as an EROFS disk. Both are
+built on the host.
 """
 
 from __future__ import annotations
@@ -14,32 +17,77 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from winpod.compute.agent import Agent, Program
-from winpod.compute.errors import KitFailed, MachineFailed, MachineGone
+from winpod.compute.agent.client import AgentClient, Program
+from winpod.compute.errors import HypervisorAssetsFailed, MicroVmFailed, MicroVmGone
 from winpod.compute.hypervisor.accelerator import Accelerator, find_accelerator
-from winpod.compute.hypervisor.arguments import CONSOLE, CONTROL, WARM, Machine, qemu_arguments
-from winpod.compute.hypervisor.guest import Guest
-from winpod.compute.hypervisor.guest_image import initial_archive, make_base_disk
-from winpod.compute.hypervisor.guest_shells import WARM_SHELL, boot_shell, link_shell
-from winpod.compute.hypervisor.kit import Kit, find_kit
-from winpod.compute.hypervisor.qmp import Qmp
-from winpod.compute.machine import missing_programs
+from winpod.compute.hypervisor.assets import HypervisorAssets, find_assets, run_program
+from winpod.compute.hypervisor.guest_client import GuestClient
+from winpod.compute.hypervisor.guest_silo import WARM_SILO, start_agent_link, start_guest_silo
+from winpod.compute.hypervisor.qemu import (
+    CONSOLE,
+    CONTROL,
+    WARM,
+    QemuConfig,
+    QmpClient,
+    qemu_arguments,
+)
 from winpod.compute.native import WAGENT, WGUEST, native_program
-from winpod.images.base import Base
-from winpod.images.store_lock import FileLock
+from winpod.compute.preflight import missing_programs
+from winpod.files import FileLock, remove_tree
+from winpod.images.base.builder import UPDATE_TIMESTAMP, Base
+from winpod.images.winreg.hives import compose_registry
+from winpod.windows.builds import DEFAULT_HOST
 from winpod.windows.users import ADMINISTRATOR
+
+_FOLDER, _PROGRAM, _FILE, _DEVICE = 0o040755, 0o100755, 0o100644, 0o020600
+_CONSOLE = (5, 1)
+
+
+def build_initramfs(assets: HypervisorAssets, base: Base) -> bytes:
+    """Return the initramfs in cpio's newc format."""
+    return b"".join(_entries(assets, base))
+
+
+def _entries(assets: HypervisorAssets, base: Base) -> Iterator[bytes]:
+    yield _entry("dev", _FOLDER)
+    yield _entry("dev/console", _DEVICE, device=_CONSOLE)
+    yield _entry("init", _PROGRAM, native_program(WGUEST).read_bytes())
+    for folder in ("modules", "winpod", "registry", "base", "drives", "volumes"):
+        yield _entry(folder, _FOLDER)
+    for number, module in enumerate(assets.modules):
+        yield _entry(f"modules/{number:02}-{module.name}", _FILE, module.read_bytes())
+    yield _entry(f"winpod/{WAGENT}", _PROGRAM, native_program(WAGENT).read_bytes())
+    registry = compose_registry(base.prefix, DEFAULT_HOST, ()).files()
+    for name, content in {**registry, UPDATE_TIMESTAMP: b"disable\n"}.items():
+        yield _entry(f"registry/{name}", _FILE, content)
+    yield _entry("TRAILER!!!", 0)
+
+
+def _entry(name: str, mode: int, content: bytes = b"", device: tuple[int, int] = (0, 0)) -> bytes:
+    text = name.encode() + b"\0"
+    numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(text), 0)
+    head = b"070701" + b"".join(b"%08x" % number for number in numbers) + text
+    return _padded(head) + _padded(content)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 4)
+
+
+def build_base_disk(assets: HypervisorAssets, base: Base, target: Path) -> None:
+    run_program(assets.mkfs_erofs("--quiet", str(target), str(base.path)))
+
 
 BOOT_SECONDS = 240.0
 _BUILDING = ".building-"
 _REVISION = 2
-_NEEDED = {
+_NEEDED_PROGRAMS = {
     "conmon": "conmon",
     "ip": "iproute2",
     "tc": "iproute2",
@@ -47,16 +95,16 @@ _NEEDED = {
     "mount": "mount",
     "setpriv": "util-linux",
 }
-"""What a pod's microVM needs besides the kit."""
-_MOST_PROCESSORS = 16
-_SHOWN = 500
+"""Programs that a pod's microVM needs in addition to the assets."""
+_MAX_PROCESSORS = 16
+_SHOWN_OUTPUT = 500
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     path: Path
-    kit: Kit
+    assets: HypervisorAssets
     accelerator: Accelerator
 
     @property
@@ -67,81 +115,92 @@ class Template:
     def devices(self) -> Path:
         return self.path / "devices"
 
-    def machine(self, memory: Path) -> Machine:
-        return Machine(
+    def machine(self, memory: Path) -> QemuConfig:
+        return QemuConfig(
             memory,
-            self.kit.kernel,
+            self.assets.kernel,
             self.path / "initial",
             self.path / "base.erofs",
             self.accelerator,
-            processors(),
+            max_cpus(),
         )
 
 
 class Templates:
-    """The template for pods to come, made when the first of them asks for it."""
+    """The current template, built when the first pod needs it."""
 
     def __init__(self, root: Path, base: Base, allow_emulation: bool) -> None:
         self._root = root
         self._base = base
         self.found = find_accelerator(allow_emulation=allow_emulation)
-        self._turn = asyncio.Lock()
-        self._made: Template | None = None
+        self._lock = asyncio.Lock()
+        self._template: Template | None = None
 
-    def trouble(self) -> str:
-        if self.found.trouble:
-            return self.found.trouble
-        if find_kit(self._root) is None:
-            return "there is no hypervisor kit: winpod base build --with-hypervisor."
-        return missing_programs(_NEEDED)
+    def unavailable_reason(self) -> str:
+        if self.found.unavailable_reason:
+            return self.found.unavailable_reason
+        if find_assets(self._root) is None:
+            return "the hypervisor assets are missing: winpod base build --with-hypervisor."
+        return missing_programs(_NEEDED_PROGRAMS)
 
-    def is_made(self) -> bool:
-        """Whether a pod is cloned at once, and need not wait for a boot."""
-        kit = find_kit(self._root)
+    def exists(self) -> bool:
+        """Report whether a pod can be cloned without waiting for a boot."""
+        assets = find_assets(self._root)
         accelerator = self.found.accelerator
-        return kit is not None and place_of(self._root, self._base, kit, accelerator).exists()
+        return (
+            assets is not None
+            and template_path(self._root, self._base, assets, accelerator).exists()
+        )
 
     async def get(self) -> Template:
-        async with self._turn:
-            kit = find_kit(self._root)
-            if kit is None:
-                raise KitFailed("there is no kit")
-            if self._made is None or self._made.kit != kit or not self._made.path.exists():
+        async with self._lock:
+            assets = find_assets(self._root)
+            if assets is None:
+                raise HypervisorAssetsFailed("the hypervisor assets are missing")
+            if (
+                self._template is None
+                or self._template.assets != assets
+                or not self._template.path.exists()
+            ):
                 accelerator = self.found.accelerator
-                self._made = await make_template(self._root, self._base, kit, accelerator)
-            return self._made
+                self._template = await ensure_template(self._root, self._base, assets, accelerator)
+            return self._template
 
 
-def processors() -> int:
-    """As many as a guest can have: those of the machine; all but the usual are off at first."""
-    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSORS)
+def max_cpus() -> int:
+    """Return the most processors that a guest can have; all but the default start offline."""
+    return min(len(os.sched_getaffinity(0)), _MAX_PROCESSORS)
 
 
-def template_name(base: Base, kit: Kit, accelerator: Accelerator) -> str:
+def template_name(base: Base, assets: HypervisorAssets, accelerator: Accelerator) -> str:
     programs = [native_program(name).read_bytes() for name in (WGUEST, WAGENT)]
     digests = [hashlib.sha256(program).hexdigest() for program in programs]
-    anywhere = Path()
-    machine = Machine(anywhere, anywhere, anywhere, anywhere, accelerator, processors())
-    words = qemu_arguments(machine, waits=False)
-    decisive = [_REVISION, base.id, kit.id, accelerator, *words, *digests]
-    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+    unused = Path()
+    machine = QemuConfig(unused, unused, unused, unused, accelerator, max_cpus())
+    arguments = qemu_arguments(machine, is_clone=False)
+    inputs = [_REVISION, base.id, assets.id, accelerator, *arguments, *digests]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
-def place_of(root: Path, base: Base, kit: Kit, accelerator: Accelerator) -> Path:
-    return root / "templates" / template_name(base, kit, accelerator)
+def template_path(
+    root: Path, base: Base, assets: HypervisorAssets, accelerator: Accelerator
+) -> Path:
+    return root / "templates" / template_name(base, assets, accelerator)
 
 
-async def make_template(root: Path, base: Base, kit: Kit, accelerator: Accelerator) -> Template:
-    """The one that is there, else made, which takes as long as a boot."""
-    final = Template(place_of(root, base, kit, accelerator), kit, accelerator)
+async def ensure_template(
+    root: Path, base: Base, assets: HypervisorAssets, accelerator: Accelerator
+) -> Template:
+    """Return the existing template, or build it, which takes as long as a boot."""
+    final = Template(template_path(root, base, assets, accelerator), assets, accelerator)
     folder = final.path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    lock = await asyncio.to_thread(FileLock.take, folder / ".lock")
+    lock = await asyncio.to_thread(FileLock.acquire, folder / ".lock")
     try:
         if not final.path.exists():
-            for left in folder.glob(f"{_BUILDING}*"):
-                await asyncio.to_thread(shutil.rmtree, left)
-            await _make(folder, base, final)
+            for stale in folder.glob(f"{_BUILDING}*"):
+                await asyncio.to_thread(remove_tree, stale)
+            await _build(folder, base, final)
             await asyncio.to_thread(_remove_others, final.path)
     finally:
         lock.release()
@@ -149,54 +208,54 @@ async def make_template(root: Path, base: Base, kit: Kit, accelerator: Accelerat
 
 
 def _remove_others(path: Path) -> None:
-    """Nobody is cloned from them any more; machines that were have their files open."""
+    """Remove outdated templates; running microVMs have their files open."""
     for other in path.parent.iterdir():
         if other.name[0] != "." and other != path:
-            shutil.rmtree(other)
+            remove_tree(other)
 
 
-async def _make(folder: Path, base: Base, final: Template) -> None:
+async def _build(folder: Path, base: Base, final: Template) -> None:
     work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder))
-    made = Template(work, final.kit, final.accelerator)
+    draft = Template(work, final.assets, final.accelerator)
     try:
-        await asyncio.to_thread((work / "initial").write_bytes, initial_archive(made.kit, base))
-        await asyncio.to_thread(make_base_disk, made.kit, base, work / "base.erofs")
-        await _boot_and_keep(made, with_32bit=base.with_32bit)
+        await asyncio.to_thread((work / "initial").write_bytes, build_initramfs(draft.assets, base))
+        await asyncio.to_thread(build_base_disk, draft.assets, base, work / "base.erofs")
+        await _boot_and_save(draft, with_32bit=base.with_32bit)
         await asyncio.to_thread(work.rename, final.path)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work, ignore_errors=True)
         raise
 
 
-async def _boot_and_keep(template: Template, *, with_32bit: bool) -> None:
+async def _boot_and_save(template: Template, *, with_32bit: bool) -> None:
     try:
-        async with booted(template, template.path) as guest:
-            await begin_shell(guest, with_32bit=with_32bit)
+        async with boot_guest(template, template.path) as guest:
+            await start_template_silo(guest, with_32bit=with_32bit)
             await _warm_up(template.path)
             guest.close()
-            await _keep(template)
-    except MachineFailed:
+            await _save(template)
+    except MicroVmFailed:
         raise
     except Exception as error:
-        said = f"{error} {_last_words(template.path)}".rstrip(". ")
-        raise MachineFailed(f"it could not be booted: {said}") from error
+        output = f"{error} {_last_output(template.path)}".rstrip(". ")
+        raise MicroVmFailed(f"it could not be booted: {output}") from error
 
 
 @asynccontextmanager
-async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
-    """A guest that is up, and has nothing in it yet; it ends with the context, or this process."""
+async def boot_guest(template: Template, folder: Path) -> AsyncIterator[GuestClient]:
+    """Boot a guest without silos. It ends with the context, or with this process."""
     machine = template.machine(folder / "memory")
     with (folder / "qemu.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *("setpriv", "--pdeathsig", "KILL", "--"),
-            *template.kit.qemu(*qemu_arguments(machine, waits=False)),
+            *template.assets.qemu(*qemu_arguments(machine, is_clone=False)),
             cwd=folder,
             stdout=log,
             stderr=log,
         )
-    guest = Guest(folder / CONTROL)
+    guest = GuestClient(folder / CONTROL)
     try:
-        await _until_up(guest, process, folder)
+        await _wait_booted(guest, process, folder)
         yield guest
     finally:
         guest.close()
@@ -207,35 +266,37 @@ async def booted(template: Template, folder: Path) -> AsyncIterator[Guest]:
             (folder / name).unlink(missing_ok=True)
 
 
-async def _until_up(guest: Guest, process: asyncio.subprocess.Process, folder: Path) -> None:
+async def _wait_booted(
+    guest: GuestClient, process: asyncio.subprocess.Process, folder: Path
+) -> None:
     try:
-        await guest.until_up(BOOT_SECONDS, lambda: process.returncode is None)
-    except MachineGone:
+        await guest.wait_ready(BOOT_SECONDS, lambda: process.returncode is None)
+    except MicroVmGone:
         if process.returncode is None:
             raise
-        said = _last_words(folder) or "it said nothing"
-        raise MachineFailed(f"QEMU ended with {process.returncode}: {said}") from None
+        output = _last_output(folder) or "no output"
+        raise MicroVmFailed(f"QEMU ended with {process.returncode}: {output}") from None
 
 
-def _last_words(folder: Path) -> str:
-    """Of QEMU, else of the guest's kernel."""
+def _last_output(folder: Path) -> str:
+    """Return the end of QEMU's output, else of the guest's console."""
     logs = (folder / name for name in ("qemu.log", CONSOLE))
-    said = (log.read_text(errors="replace").strip() for log in logs if log.exists())
-    return next(filter(None, said), "")[-_SHOWN:].strip()
+    output = (log.read_text(errors="replace").strip() for log in logs if log.exists())
+    return next(filter(None, output), "")[-_SHOWN_OUTPUT:].strip()
 
 
-async def begin_shell(guest: Guest, *, with_32bit: bool) -> None:
-    await guest.ask("mount", "/dev/vda", "/base", "erofs", "1", "")
-    await guest.ask("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
-    await boot_shell(guest, WARM_SHELL, WARM, ADMINISTRATOR, with_32bit=with_32bit)
+async def start_template_silo(guest: GuestClient, *, with_32bit: bool) -> None:
+    await guest.request("mount", "/dev/vda", "/base", "erofs", "1", "")
+    await guest.request("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
+    await start_guest_silo(guest, WARM_SILO, WARM, ADMINISTRATOR, with_32bit=with_32bit)
 
 
 async def _warm_up(folder: Path) -> None:
-    """Programs that were started once start faster, in every clone."""
-    link = await link_shell(folder, WARM, folder / "agent.sock")
+    """Start programs once, which makes them start faster in every clone."""
+    link = await start_agent_link(folder, WARM, folder / "agent.sock")
     try:
         async with asyncio.timeout(BOOT_SECONDS):
-            agent = Agent(folder / "agent.sock")
+            agent = AgentClient(folder / "agent.sock")
             await agent.ping()
             for _ in range(2):
                 await agent.run(Program("cmd /c ver"))
@@ -245,14 +306,14 @@ async def _warm_up(folder: Path) -> None:
         await link.wait()
 
 
-async def _keep(template: Template) -> None:
-    async with Qmp(template.path / "qmp") as qmp:
-        await qmp.do("stop")
+async def _save(template: Template) -> None:
+    async with QmpClient(template.path / "qmp") as qmp:
+        await qmp.execute("stop")
         shared = [{"capability": "x-ignore-shared", "state": True}]
-        await qmp.do("migrate-set-capabilities", capabilities=shared)
-        await qmp.do("migrate", uri=f"file:{template.devices}")
-        while (status := (await qmp.do("query-migrate"))["status"]) != "completed":
+        await qmp.execute("migrate-set-capabilities", capabilities=shared)
+        await qmp.execute("migrate", uri=f"file:{template.devices}")
+        while (status := (await qmp.execute("query-migrate"))["status"]) != "completed":
             if status == "failed":
-                raise MachineFailed("it could not be kept")
+                raise MicroVmFailed("its state could not be saved")
             await asyncio.sleep(0.02)
     os.sync()

@@ -1,19 +1,24 @@
-"""Exec, attach and port-forward as Kubernetes clients speak them: SPDY/3.1 and WebSocket.
+"""Streaming server for exec, attach and port-forward over SPDY/3.1 and WebSocket.
 
-`server` takes the connection and agrees on a protocol; `spdy` and `websocket` make streams of it;
-`commands` and `port_forward` join those to the runtime, which is a `Backend`.
+`server` accepts the connection and negotiates the protocol; `spdy` and `websocket` split it into
+streams; `remote_command` and `port_forward` connect those to a `StreamingBackend`.
 """
 
-from winpod.cri.streaming.api import Backend, ByteReader, ByteWriter, Size, Streams
-from winpod.cri.streaming.server import StreamingServer
-from winpod.cri.streaming.tokens import TooManyRequests
+from winpod.cri.streaming.api import (
+    ByteReader,
+    ByteWriter,
+    ClientStreams,
+    StreamingBackend,
+    StreamTerminalSize,
+)
+from winpod.cri.streaming.server import StreamingServer, TooManyRequests
 
 __all__ = [
-    "Backend",
     "ByteReader",
     "ByteWriter",
-    "Size",
+    "ClientStreams",
+    "StreamTerminalSize",
+    "StreamingBackend",
     "StreamingServer",
-    "Streams",
     "TooManyRequests",
 ]

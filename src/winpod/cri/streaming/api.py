@@ -1,4 +1,4 @@
-"""What the streaming server asks of the runtime, and what it gives to it."""
+"""Interface between the streaming server and the runtime."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 CHUNK = 64 * 1024
 
 
-class Size(NamedTuple):
-    """Of a terminal, in characters."""
+class StreamTerminalSize(NamedTuple):
+    """Terminal size in characters."""
 
     width: int
     height: int
@@ -17,63 +17,63 @@ class Size(NamedTuple):
 
 class ByteReader(Protocol):
     async def read(self, limit: int = CHUNK) -> bytes:
-        """Some bytes; none when the client sends no more.
+        """Read up to `limit` bytes; empty at the end of the stream.
 
-        Raises ConnectionError when the client took the stream back or is gone.
+        Raises ConnectionError if the client reset the stream or disconnected.
         """
 
 
 class ByteWriter(Protocol):
     async def write(self, data: bytes) -> None:
-        """Returns when there is room for more, so that a slow client slows its writer.
+        """Write, and return when there is buffer space: a slow client blocks its writer.
 
-        Raises ConnectionError when the client took the stream back or is gone.
+        Raises ConnectionError if the client reset the stream or disconnected.
         """
 
     async def close(self) -> None:
-        """Tells the client that no more comes. Once is enough, twice does no harm."""
+        """Signal the end of the stream to the client. Idempotent."""
 
 
 class Duplex(ByteReader, ByteWriter, Protocol):
-    """One stream of a client, whichever transport carries it."""
+    """A bidirectional client stream, independent of the transport."""
 
     def discard(self) -> None:
-        """What the client sent, or still sends, is dropped from now on."""
+        """Drop all data the client has sent or will send."""
 
     async def reset(self) -> None:
-        """Ends the stream both ways at once."""
+        """Close the stream in both directions immediately."""
 
 
 @dataclass(frozen=True)
-class Streams:
-    """What the client of one exec or attach asked for."""
+class ClientStreams:
+    """The streams that the client of an exec or attach requested."""
 
     stdin: ByteReader | None
     stdout: ByteWriter | None
     stderr: ByteWriter | None
-    resize: AsyncIterator[Size]
-    """Sizes of the client's terminal as they change, the newest only; ends at once without tty."""
+    resize: AsyncIterator[StreamTerminalSize]
+    """Sizes of the client's terminal, the latest only. Empty without a tty."""
 
 
-class Backend(Protocol):
-    """The runtime behind the server. A `WinpodError` it raises reaches the client as its sentence;
-    any other exception as an internal error without details."""
+class StreamingBackend(Protocol):
+    """The runtime behind the server. The message of a `WinpodError` is sent to the client; any
+    other exception becomes an internal error without details."""
 
     async def exec(
-        self, container_id: str, command: Sequence[str], io: Streams, *, tty: bool
+        self, container_id: str, command: Sequence[str], io: ClientStreams, *, tty: bool
     ) -> int:
-        """Runs a command to its end; its exit code, of 32 bits, signed or unsigned.
+        """Execute a command and return its 32-bit exit code, signed or unsigned.
 
-        Is cancelled when the client is gone: then the process is told, as by a closed terminal.
+        Cancelled if the client disconnects: the process then gets a terminal close event.
         """
 
-    async def attach(self, container_id: str, io: Streams, *, tty: bool) -> None:
-        """Returns when the container's process has ended; cancelled when the client leaves it."""
+    async def attach(self, container_id: str, io: ClientStreams, *, tty: bool) -> None:
+        """Attach until the container's process exits. Cancelled if the client disconnects."""
 
     async def connect(
         self, sandbox_id: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a port of the pod."""
+        """Connect to a port of the pod."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The client's end of an exec or attach: one WebSocket whose messages begin with a channel."""
+"""WebSocket client for exec, attach and port-forward. Messages start with a channel byte."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 
-from winpod.cri.streaming.api import CHUNK, Size
+from winpod.cri.streaming.api import CHUNK, StreamTerminalSize
 from winpod.cri.streaming.websocket import CLOSE_SIGNAL
-from winpod.windows.errors import Unavailable, WinpodError
+from winpod.errors import Unavailable, WinpodError
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _PROTOCOL = "v5.channel.k8s.io"
 _PORT_PROTOCOL = "v4.channel.k8s.io"
 _PORT_DATA, _PORT_ERROR = 0, 1
 _CLOSE_SECONDS = 2.0
-_STAY_SECONDS = 1800.0
+_KEEP_ALIVE_SECONDS = 1800.0
 
 
 class SessionFailed(WinpodError):
-    """The runtime could not do what was asked; the sentence is its own."""
+    """The runtime reported an error; the message is the runtime's."""
 
 
 class SessionLost(Unavailable):
-    """The runtime is gone, in the middle of it."""
+    """The connection to the runtime was lost during a session."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The connection to the runtime was lost; what runs in the container goes on.",
-            "`winpod attach` joins it again.",
+            "The connection to the runtime was lost; the container keeps running.",
+            "Attach again with `winpod attach`.",
         )
 
 
-class NoAnswer(Unavailable):
+class NoResponse(Unavailable):
     def __init__(self, url: str, error: Exception) -> None:
         number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else str(error) or "it takes too long"
+        reason = os.strerror(number) if number else str(error) or "timed out"
         super().__init__(
-            f"The runtime does not answer at {urlsplit(url).netloc}: {why}.",
-            "It listens in the network namespace that it was started in, and nowhere else.",
+            f"The runtime does not answer at {urlsplit(url).netloc}: {reason}.",
+            "It is reachable only in the network namespace that it was started in.",
         )
 
 
 class Session:
-    """`output` to its end, then `exit_code`; writing may go on beside it."""
+    """An exec or attach session: read `output` to its end, then `exit_code`."""
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
         self._status: dict[str, Any] | None = None
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """What comes, with STDOUT or STDERR."""
+        """Yield chunks of output with their channel, STDOUT or STDERR."""
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or not message.data:
                 continue
@@ -70,26 +70,26 @@ class Session:
         for start in range(0, len(data), CHUNK):
             await self._send(STDIN, data[start : start + CHUNK])
 
-    async def end_input(self) -> None:
+    async def close_stdin(self) -> None:
         await self._send(CLOSE_SIGNAL, bytes([STDIN]))
 
-    async def resize(self, size: Size) -> None:
-        words = json.dumps({"Width": size.width, "Height": size.height})
-        await self._send(RESIZE, words.encode())
+    async def resize(self, size: StreamTerminalSize) -> None:
+        message = json.dumps({"Width": size.width, "Height": size.height})
+        await self._send(RESIZE, message.encode())
 
     async def _send(self, channel: int, data: bytes) -> None:
         if not self._socket.closed:
             await self._socket.send_bytes(bytes([channel]) + data)
 
-    async def stay(self) -> None:
-        """A server ends what nobody has used for hours; a message without meaning is use."""
+    async def keep_alive(self) -> None:
+        """Send empty messages, because servers close sessions that are idle for hours."""
         while True:
-            await asyncio.sleep(_STAY_SECONDS)
+            await asyncio.sleep(_KEEP_ALIVE_SECONDS)
             await self._send(CLOSE_SIGNAL, b"")
 
     @property
     def exit_code(self) -> int:
-        """Of the command that was executed; 0 for an attach that came to its end."""
+        """Exit code of the executed command; 0 for a completed attach."""
         if self._status is None:
             raise SessionLost
         if self._status.get("status") == "Success":
@@ -97,25 +97,25 @@ class Session:
         for cause in (self._status.get("details") or {}).get("causes") or ():
             if cause.get("reason") == "ExitCode":
                 return int(cause["message"])
-        message = str(self._status.get("message", "The runtime says nothing about why."))
+        message = str(self._status.get("message", "The runtime gave no reason."))
         raise SessionFailed(message.removeprefix("Internal error occurred: "))
 
 
 @asynccontextmanager
 async def open_session(url: str) -> AsyncIterator[Session]:
-    """At a URL that Exec or Attach answered; it can be used once."""
+    """Connect to a URL returned by Exec or Attach. A URL can be used once."""
     async with ClientSession() as http:
         try:
             socket = await http.ws_connect(url, protocols=(_PROTOCOL,), max_msg_size=0)
-            await socket.receive()  # an empty message, when all is set up
+            await socket.receive()  # an empty message signals readiness
         except (ClientError, OSError, TimeoutError) as error:
-            raise NoAnswer(url, error) from None
+            raise NoResponse(url, error) from None
         session = Session(socket)
-        staying = asyncio.create_task(session.stay())
+        keep_alive = asyncio.create_task(session.keep_alive())
         try:
             yield session
         finally:
-            staying.cancel()
+            keep_alive.cancel()
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await socket.close()
 
@@ -123,12 +123,12 @@ async def open_session(url: str) -> AsyncIterator[Session]:
 async def forward_port(
     url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One connection, joined to the port that PortForward was asked for, until the pod ends it."""
+    """Forward one connection to the requested port until the pod closes it."""
     async with ClientSession() as http:
         try:
             socket = await http.ws_connect(url, protocols=(_PORT_PROTOCOL,), max_msg_size=0)
         except (ClientError, OSError, TimeoutError) as error:
-            raise NoAnswer(url, error) from None
+            raise NoResponse(url, error) from None
         sending = asyncio.create_task(_send_all(reader, socket))
         try:
             await _receive_all(socket, writer)
@@ -144,14 +144,14 @@ async def _send_all(reader: asyncio.StreamReader, socket: ClientWebSocketRespons
 
 
 async def _receive_all(socket: ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    """The first message of each channel is the port's number."""
-    begun: set[int] = set()
+    """Copy data to the writer. The first message of each channel starts with the port number."""
+    seen_channels: set[int] = set()
     async for message in socket:
         if message.type is not WSMsgType.BINARY or not message.data:
             continue
         channel, data = message.data[0], message.data[1:]
-        if channel not in begun:
-            begun.add(channel)
+        if channel not in seen_channels:
+            seen_channels.add(channel)
             data = data[2:]
         if channel == _PORT_ERROR and data:
             raise SessionFailed(data.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Port-forward: connections to a pod's ports, each a data stream and an error stream."""
+"""Port-forward: each connection has a data stream and an error stream."""
 
 import asyncio
 import contextlib
@@ -9,18 +9,18 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from winpod.cri.streaming.api import CHUNK, Backend, Duplex, PortForwardRequest
-from winpod.cri.streaming.lost import ClientGone, unless_lost
+from winpod.cri.streaming.api import CHUNK, Duplex, PortForwardRequest, StreamingBackend
+from winpod.cri.streaming.connection import ClientGone, cancel_on_disconnect
 from winpod.cri.streaming.spdy import SpdyConnection, SpdyStream
 from winpod.cri.streaming.websocket import ChannelProtocol, WebSocketConnection
-from winpod.windows.errors import WinpodError
+from winpod.errors import WinpodError
 
 log = logging.getLogger(__name__)
 
 SPDY_PROTOCOL = "portforward.k8s.io"
 TUNNEL_PROTOCOL = f"SPDY/3.1+{SPDY_PROTOCOL}"
 PAIR_TIMEOUT = 30.0
-MAX_PORTS = 127  # two channels each, and a channel has one byte for its number
+MAX_PORTS = 127  # two channels each, and the channel number is one byte
 
 WEBSOCKET_PROTOCOLS = {
     protocol.name: protocol
@@ -32,8 +32,8 @@ WEBSOCKET_PROTOCOLS = {
 }
 
 
-class _Pair:
-    """The streams of one connection, which arrive one after the other, in any order."""
+class _StreamPair:
+    """Data and error stream of a connection, which arrive in any order."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -50,11 +50,11 @@ class _Pair:
 
 
 async def serve_spdy(
-    connection: SpdyConnection, request: PortForwardRequest, backend: Backend
+    connection: SpdyConnection, request: PortForwardRequest, backend: StreamingBackend
 ) -> None:
-    """Forwards connections, each in a task of its own, until the client is gone."""
-    pairs: dict[str, _Pair] = {}
-    async with _Tasks() as tasks:
+    """Forward connections, each in its own task, until the client disconnects."""
+    pairs: dict[str, _StreamPair] = {}
+    async with _TaskScope() as tasks:
         with contextlib.suppress(ClientGone):
             while True:
                 stream = await connection.accept()
@@ -64,12 +64,14 @@ async def serve_spdy(
                     continue
                 key = _pair_key(stream)
                 if key not in pairs:
-                    pairs[key] = _Pair(port)
+                    pairs[key] = _StreamPair(port)
                     tasks.start(_serve_pair(pairs, key, request.sandbox_id, backend))
                 await pairs[key].add(kind, stream)
 
 
-async def _serve_pair(pairs: dict[str, _Pair], key: str, sandbox_id: str, backend: Backend) -> None:
+async def _serve_pair(
+    pairs: dict[str, _StreamPair], key: str, sandbox_id: str, backend: StreamingBackend
+) -> None:
     pair = pairs[key]
     try:
         async with asyncio.timeout(PAIR_TIMEOUT):
@@ -84,24 +86,24 @@ async def _serve_pair(pairs: dict[str, _Pair], key: str, sandbox_id: str, backen
 
 
 async def serve_websocket(
-    connection: WebSocketConnection, request: PortForwardRequest, backend: Backend
+    connection: WebSocketConnection, request: PortForwardRequest, backend: StreamingBackend
 ) -> None:
-    """One connection for each port of the request, until all have ended or the client is gone."""
+    """Forward one connection per requested port until all end or the client disconnects."""
     forwards = []
     for index, port in enumerate(request.ports):
         data, error = connection.channels[2 * index : 2 * index + 2]
         forwards.append(_forward_channel(request.sandbox_id, port, data, error, backend))
-    if await unless_lost(connection, _all(forwards)):
+    if await cancel_on_disconnect(connection, _gather(forwards)):
         await connection.finish()
 
 
-async def _all(forwards: Sequence[Coroutine[Any, Any, None]]) -> bool:
+async def _gather(forwards: Sequence[Coroutine[Any, Any, None]]) -> bool:
     await asyncio.gather(*forwards)
     return True
 
 
 async def _forward_channel(
-    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: Backend
+    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: StreamingBackend
 ) -> None:
     with contextlib.suppress(ConnectionError):
         for channel in (data, error):
@@ -118,7 +120,7 @@ def _port(headers: Mapping[str, str]) -> int | None:
 
 
 def _pair_key(stream: SpdyStream) -> str:
-    """Clients that send no request id open the data stream right after the error stream."""
+    """Return the key of a pair. Without a request ID the data stream follows the error stream."""
     if request_id := stream.headers.get("requestid"):
         return request_id
     is_data = stream.headers["streamtype"] == "data"
@@ -126,17 +128,19 @@ def _pair_key(stream: SpdyStream) -> str:
 
 
 async def _forward(
-    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: Backend
+    sandbox_id: str, port: int, data: Duplex, error: Duplex, backend: StreamingBackend
 ) -> None:
     error.discard()
     try:
         reader, writer = await backend.connect(sandbox_id, port)
     except (WinpodError, OSError) as failure:
-        await _refuse(sandbox_id, port, str(failure), data, error)
+        await _report_failure(sandbox_id, port, str(failure), data, error)
         return
     except Exception:
-        log.exception("error forwarding port %d to pod %s", port, sandbox_id)
-        await _refuse(sandbox_id, port, "the runtime failed; its log says how.", data, error)
+        log.exception("Error forwarding port %d to pod %s", port, sandbox_id)
+        await _report_failure(
+            sandbox_id, port, "internal error, see the runtime's log.", data, error
+        )
         return
     sending = asyncio.create_task(_send(data, writer))
     try:
@@ -155,16 +159,18 @@ async def _forward(
         writer.close()
 
 
-async def _refuse(sandbox_id: str, port: int, why: str, data: Duplex, error: Duplex) -> None:
-    words = f"error forwarding port {port} to pod {sandbox_id}, uid : {why}"
+async def _report_failure(
+    sandbox_id: str, port: int, reason: str, data: Duplex, error: Duplex
+) -> None:
+    message = f"error forwarding port {port} to pod {sandbox_id}, uid : {reason}"
     with contextlib.suppress(ConnectionError):
-        await error.write(words.encode())
+        await error.write(message.encode())
     await error.close()
     await data.reset()
 
 
 async def _send(data: Duplex, writer: asyncio.StreamWriter) -> None:
-    """From the client to the pod. What ends on one side ends on the other, and so for failures."""
+    """Copy data from the client to the pod, and propagate EOF and resets."""
     try:
         while chunk := await data.read():
             writer.write(chunk)
@@ -177,7 +183,7 @@ async def _send(data: Duplex, writer: asyncio.StreamWriter) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Ends a connection so that the pod does not take it for a regular end."""
+    """Reset a connection (RST), so that the pod does not see a regular EOF."""
     if (connected := writer.get_extra_info("socket")) is not None:
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -189,8 +195,8 @@ async def _receive(reader: asyncio.StreamReader, data: Duplex) -> None:
         await data.write(chunk)
 
 
-class _Tasks:
-    """Tasks that end with the block that started them; one that fails does not end the others."""
+class _TaskScope:
+    """Tasks cancelled at the end of the block. A failing task does not affect the others."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -203,7 +209,7 @@ class _Tasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            log.error("a forwarded connection failed", exc_info=failure)
+            log.error("Port-forward connection failed", exc_info=failure)
 
     async def __aenter__(self) -> Self:
         return self

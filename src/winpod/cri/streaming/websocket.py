@@ -1,7 +1,8 @@
-"""Channels over one WebSocket: the first byte of each message says which.
+"""Channels over a WebSocket: the first byte of each message is the channel number.
 
-The protocols differ in three ways only: base64 sends text, version 4 and later send a status as
-JSON, and version 5 can close one channel (`v5.channel.k8s.io`, which current clients insist on).
+The protocol versions differ in three ways: base64 variants use text messages, version 4 and later
+send the status as JSON, and version 5 can close a channel (`v5.channel.k8s.io`, required by current
+clients).
 """
 
 import asyncio
@@ -14,9 +15,13 @@ from dataclasses import dataclass
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
 from winpod.cri.streaming.api import CHUNK
-from winpod.cri.streaming.backlog import Backlog, Inbox
-from winpod.cri.streaming.idle import IdleWatch
-from winpod.cri.streaming.lost import LINGER, ClientGone
+from winpod.cri.streaming.connection import (
+    LINGER,
+    ClientGone,
+    IdleWatch,
+    ReceiveWindow,
+    StreamBuffer,
+)
 
 MAX_MESSAGE = 4 * 1024 * 1024
 PONG_INTERVAL = 5.0
@@ -31,7 +36,7 @@ class ChannelProtocol:
 
 
 async def accept(request: web.Request, protocol: str) -> web.WebSocketResponse:
-    """Answers 101 with the chosen subprotocol, "" for none."""
+    """Answer 101 with the chosen subprotocol, "" for none."""
     socket = web.WebSocketResponse(
         protocols=(protocol,) if protocol else (),
         compress=False,
@@ -43,11 +48,11 @@ async def accept(request: web.Request, protocol: str) -> web.WebSocketResponse:
     return socket
 
 
-class Channel:
-    """One channel: it ends with the connection, and its reading also by the close signal."""
+class WebSocketChannel:
+    """A channel. It ends with the connection; its input also ends with the close signal."""
 
     def __init__(self, connection: "WebSocketConnection", number: int) -> None:
-        self.inbox = Inbox(connection.backlog)
+        self.inbox = StreamBuffer(connection.backlog)
         self._connection = connection
         self._number = number
         self._closed = False
@@ -62,7 +67,7 @@ class Channel:
             await self._connection.send(self._number, data[start : start + CHUNK])
 
     async def close(self) -> None:
-        """Ends both ways: the protocols have no message to say that only our side is done."""
+        """Close both directions: the protocols have no half-close for the server."""
         self._closed = True
         self.discard()
 
@@ -74,7 +79,7 @@ class Channel:
 
 
 class WebSocketConnection:
-    """Use as `async with WebSocketConnection.open(...)`: receiving goes on inside."""
+    """Use as `async with WebSocketConnection.open(...)`: messages are received inside the block."""
 
     def __init__(
         self,
@@ -85,12 +90,12 @@ class WebSocketConnection:
         idle_timeout: float,
         abort: Callable[[], None],
     ) -> None:
-        self.backlog = Backlog()
-        self.channels = [Channel(self, number) for number in range(channels)]
+        self.backlog = ReceiveWindow()
+        self.channels = [WebSocketChannel(self, number) for number in range(channels)]
         self._socket = socket
         self._protocol = protocol
         self._idle = IdleWatch(idle_timeout)
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._abort = abort
 
     @classmethod
@@ -105,7 +110,7 @@ class WebSocketConnection:
         idle_timeout: float,
         abort: Callable[[], None],
     ) -> AsyncIterator["WebSocketConnection"]:
-        """Of `channels` channels the client may send on the `readable`; the rest is dropped."""
+        """Open the connection. Input on channels that are not `readable` is dropped."""
         connection = cls(
             socket, protocol, channels=channels, idle_timeout=idle_timeout, abort=abort
         )
@@ -119,12 +124,12 @@ class WebSocketConnection:
             with contextlib.suppress(asyncio.CancelledError):
                 await receiving
 
-    async def lost(self) -> None:
-        """Returns when the client is gone."""
-        await self._gone.wait()
+    async def wait_disconnected(self) -> None:
+        """Wait until the client disconnects."""
+        await self._disconnected.wait()
 
     async def finish(self) -> None:
-        """Closes normally after everything written; clients take any other end for a failure."""
+        """Close with a normal close frame after all data; clients treat others as failure."""
         for channel in self.channels:
             channel.discard()
         with contextlib.suppress(ConnectionError):
@@ -132,7 +137,7 @@ class WebSocketConnection:
 
     async def send(self, number: int, data: bytes) -> None:
         self._idle.touch()
-        if self._gone.is_set():
+        if self._disconnected.is_set():
             raise ClientGone("The client closed the connection.")
         if self._protocol.base64:
             await self._socket.send_str(f"{number}{base64.b64encode(data).decode()}")
@@ -144,23 +149,23 @@ class WebSocketConnection:
             async with self._idle:
                 while (payload := _payload(await self._socket.receive())) is not None:
                     self._idle.touch()
-                    self._sort(payload)
-                    await wait_for_room(self._socket, self.backlog)
+                    self._dispatch(payload)
+                    await wait_for_buffer_space(self._socket, self.backlog)
         except ConnectionError:
             pass
         except TimeoutError:
             self._abort()
         finally:
-            self._gone.set()
+            self._disconnected.set()
             for channel in self.channels:
                 channel.inbox.fail(ClientGone("The client closed the connection."))
 
-    def _sort(self, payload: bytes) -> None:
+    def _dispatch(self, payload: bytes) -> None:
         if not payload:
             return
         if self._protocol.version >= 5 and payload[0] == CLOSE_SIGNAL:
             if len(payload) == 2 and payload[1] < len(self.channels):
-                self.channels[payload[1]].inbox.end()
+                self.channels[payload[1]].inbox.finish()
             return
         number, data = payload[0], payload[1:]
         if self._protocol.base64:
@@ -168,13 +173,13 @@ class WebSocketConnection:
             try:
                 data = base64.b64decode(data, validate=True)
             except binascii.Error:
-                raise ClientGone("The client sent what is not base64.") from None
+                raise ClientGone("The client sent invalid base64.") from None
         if 0 <= number < len(self.channels):
             self.channels[number].inbox.put(data)
 
 
-class WebSocketPipe:
-    """The bytes of a SPDY connection in binary messages, cut anywhere."""
+class WebSocketTransport:
+    """Transport of a SPDY connection over binary WebSocket messages."""
 
     def __init__(self, socket: web.WebSocketResponse, abort: Callable[[], None]) -> None:
         self._socket = socket
@@ -190,20 +195,20 @@ class WebSocketPipe:
         await self._socket.send_bytes(b"".join(parts))
 
     async def flush(self) -> None:
-        """The WebSocket's closing handshake comes after all that was written."""
+        """Do nothing: the closing handshake follows all written data."""
 
 
-async def wait_for_room(socket: web.WebSocketResponse, backlog: Backlog) -> None:
-    """While a client is not read its pings go unanswered, and it would give up after a minute.
+async def wait_for_buffer_space(socket: web.WebSocketResponse, backlog: ReceiveWindow) -> None:
+    """Wait for buffer space. While the client is not read, its pings are not answered.
 
-    A pong it did not ask for is allowed and keeps it; if it is dead, the write finds out.
+    It would time out after a minute, so send unsolicited pongs; they also detect a dead client.
     """
-    while backlog.full and not await backlog.shrink(PONG_INTERVAL):
+    while backlog.full and not await backlog.wait_for_space(PONG_INTERVAL):
         await socket.pong()
 
 
 def _payload(message: WSMessage) -> bytes | None:
-    """The bytes of a message; None when no more come."""
+    """Return the bytes of a message; None at the end of the connection."""
     match message.type:
         case WSMsgType.BINARY:
             return bytes(message.data)

@@ -1,16 +1,16 @@
-"""The layers of Windows images: unpacked, told apart, and stacked."""
+"""Layers of Windows images: unpack them, recognise base layers, stack them for overlayfs."""
 
-from winpod.images.layers.bases import peek_base
-from winpod.images.layers.limits import Limits, UnpackedLayer
-from winpod.images.layers.merging import lower_directories
+from winpod.images.layers.base_layers import is_base_layer
 from winpod.images.layers.names import NameMap
+from winpod.images.layers.overlay import overlay_lowerdirs
+from winpod.images.layers.tree import UnpackedLayer, UnpackLimits
 from winpod.images.layers.unpack import unpack_layer
 
 __all__ = [
-    "Limits",
     "NameMap",
+    "UnpackLimits",
     "UnpackedLayer",
-    "lower_directories",
-    "peek_base",
+    "is_base_layer",
+    "overlay_lowerdirs",
     "unpack_layer",
 ]

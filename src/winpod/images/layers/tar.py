@@ -1,7 +1,8 @@
-"""Tar archives, read as a stream: the headers of ustar, PAX and GNU, and where the content lies.
+"""Streaming decompression and tar parsing (ustar, PAX and GNU headers) of layers.
 
-Only what a layer needs, and nothing is believed: a header that contradicts itself is `BadContent`.
-Meta-headers are bounded, so that a hostile archive costs no more memory than an honest one.
+As in containerd, the magic bytes determine the compression, and the manifest only states whether
+uncompressed content is expected. Archives are untrusted: an inconsistent header raises
+`CorruptContent`, and chunks and extended headers have a size limit, which bounds memory usage.
 """
 
 from __future__ import annotations
@@ -11,14 +12,112 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
+from typing import IO, cast
 from zlib import adler32
 
-from winpod.images.errors import BadContent
+import zstandard
+from isal import igzip_lib
+
+from winpod.images.errors import CorruptContent
+
+GZIP, ZSTD, NONE = "gzip", "zstd", "none"
+
+_CHUNK_SIZE = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
+_MAX_WINDOW = 1 << 27
+_GzipError = cast(type[Exception], igzip_lib.error)
+
+
+def decompress(chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    rest = iter(chunks)
+    head = b""
+    while len(head) < len(_ZSTD_MAGIC) and (chunk := next(rest, None)) is not None:
+        head += chunk
+    content = chain((head,), rest)
+    match _detect_compression(head, compression):
+        case "gzip":
+            return _gunzip(content)
+        case "zstd":
+            return _unzstd(content)
+    return (chunk for chunk in content if chunk)
+
+
+def decompress_head(head: bytes, compression: str) -> Iterator[bytes]:
+    """Decompress the first bytes of a layer, ignoring that they are truncated."""
+    pieces = decompress((head,), compression)
+    while True:
+        try:
+            yield next(pieces)
+        except (StopIteration, CorruptContent):
+            return
+
+
+def _detect_compression(head: bytes, declared: str) -> str:
+    if head.startswith(_GZIP_MAGIC):
+        return GZIP
+    if head.startswith(_ZSTD_MAGIC) or (head[1:4] == _ZSTD_SKIPPABLE_MAGIC and head[0] >> 4 == 5):
+        return ZSTD
+    if declared != NONE:
+        raise CorruptContent(f"The layer is declared as {declared}, but is not compressed with it.")
+    return NONE
+
+
+def _gunzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    member = _gzip_member()
+    for chunk in chunks:
+        data = chunk
+        while data or not (member.needs_input or member.eof):
+            if member.eof:
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+                member = _gzip_member()
+            try:
+                piece = member.decompress(data, _CHUNK_SIZE)
+            except (_GzipError, EOFError) as error:
+                raise CorruptContent(f"The layer's gzip content is damaged: {error}.") from None
+            data = member.unused_data if member.eof else b""
+            if piece:
+                yield piece
+    if not member.eof:
+        raise CorruptContent("The layer's gzip content ends too early.")
+
+
+def _gzip_member() -> igzip_lib.IgzipDecompressor:
+    return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+
+
+def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(
+        cast(IO[bytes], _Readable(chunks)), read_across_frames=True
+    )
+    while True:
+        try:
+            piece = reader.read(_CHUNK_SIZE)
+        except zstandard.ZstdError as error:
+            raise CorruptContent(f"The layer's zstd content is damaged: {error}.") from None
+        if not piece:
+            return
+        yield piece
+
+
+class _Readable:
+    """File-like adapter of chunks for zstandard, which treats the read size as a hint."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = filter(None, chunks)
+
+    def read(self, _size: int) -> bytes:
+        return next(self._chunks, b"")
+
 
 BLOCK = 512
-META_LIMIT = 1 << 20
+EXTENDED_HEADER_LIMIT = 1 << 20
 _ZEROES = bytes(BLOCK)
-_LATEST_SECOND = (1 << 34) - 1
+_MAX_SECONDS = (1 << 34) - 1
 
 _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
 _PATH, _LINK_PATH, _SIZE, _MTIME = b"path", b"linkpath", b"size", b"mtime"
@@ -31,7 +130,7 @@ _SECONDS = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
 Records = Mapping[bytes, bytes]
 
 
-class Kind(Enum):
+class EntryType(Enum):
     FILE = "a file"
     DIRECTORY = "a directory"
     LINK = "a symbolic link"
@@ -41,39 +140,39 @@ class Kind(Enum):
     FIFO = "a pipe"
 
 
-_KINDS = {
-    b"\0": Kind.FILE,
-    b"0": Kind.FILE,
-    b"7": Kind.FILE,
-    b"1": Kind.HARD_LINK,
-    b"2": Kind.LINK,
-    b"3": Kind.CHARACTER_DEVICE,
-    b"4": Kind.BLOCK_DEVICE,
-    b"5": Kind.DIRECTORY,
-    b"6": Kind.FIFO,
+_ENTRY_TYPES = {
+    b"\0": EntryType.FILE,
+    b"0": EntryType.FILE,
+    b"7": EntryType.FILE,
+    b"1": EntryType.HARD_LINK,
+    b"2": EntryType.LINK,
+    b"3": EntryType.CHARACTER_DEVICE,
+    b"4": EntryType.BLOCK_DEVICE,
+    b"5": EntryType.DIRECTORY,
+    b"6": EntryType.FIFO,
 }
 
 
-class Truncated(BadContent):
-    """The archive ends in the middle of something."""
+class TruncatedArchive(CorruptContent):
+    """The archive ends in the middle of a header or file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a header says. Its content is the next `size` bytes of the source."""
+class TarEntry:
+    """A parsed header. The entry's content is the next `size` bytes of the stream."""
 
     name: str
-    kind: Kind
+    kind: EntryType
     size: int = 0
     mtime: int = 0
-    """In nanoseconds since 1970."""
+    """Nanoseconds since the Unix epoch."""
     link: str = ""
     attributes: int = 0
     has_descriptor: bool = False
 
 
-class Source:
-    """Bytes that come in pieces, taken in order."""
+class TarStream:
+    """Sequential reader of an archive that arrives in chunks."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -86,7 +185,7 @@ class Source:
         return self._before + self._at
 
     def read(self, size: int) -> bytes:
-        """So many bytes, fewer only at the end."""
+        """Return the next `size` bytes, or fewer at the end."""
         view, at = self._view, self._at
         if at + size <= len(view):
             self._at = at + size
@@ -97,7 +196,7 @@ class Source:
         for _ in self._take(position - self.position):
             pass
         if self.position != position:
-            raise Truncated("The layer's archive ends in the middle of a file.")
+            raise TruncatedArchive("The layer's archive ends in the middle of a file.")
 
     def copy(self, size: int, file: int) -> None:
         """Write the next bytes to a file descriptor."""
@@ -106,7 +205,7 @@ class Source:
             while len(part) > (written := os.write(file, part)):
                 part = part[written:]
         if size:
-            raise Truncated("The layer's archive ends in the middle of a file.")
+            raise TruncatedArchive("The layer's archive ends in the middle of a file.")
 
     def drain(self) -> None:
         for _ in self._pieces:
@@ -126,31 +225,35 @@ class Source:
             yield part
 
 
-def read_entries(source: Source) -> Iterator[Entry]:
-    """The entries in order. What of an entry's content is not read in between is skipped."""
+def read_entries(source: TarStream) -> Iterator[TarEntry]:
+    """Yield the entries in order, skipping content that the caller did not read."""
     meta: dict[bytes, bytes] = {}
     while (header := source.read(BLOCK)) != b"":
         if len(header) < BLOCK:
-            raise Truncated("The layer's archive ends in the middle of a header.")
+            raise TruncatedArchive("The layer's archive ends in the middle of a header.")
         if header == _ZEROES:
             if meta or source.read(BLOCK) not in (_ZEROES, b""):
-                raise BadContent("The layer's archive goes on where it says that it ends.")
+                raise CorruptContent(
+                    "The layer's archive has data after its end-of-archive marker."
+                )
             return
-        if not _has_right_sum(header):
-            raise BadContent(
+        if not _has_valid_checksum(header):
+            raise CorruptContent(
                 "The layer's archive is damaged: a header has a wrong checksum."
                 if source.position > BLOCK
-                else "The layer is no tar archive."
+                else "The layer is not a tar archive."
             )
         kind = header[156:157]
         if kind in (_PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
             if kind in meta:
-                raise BadContent("The layer's archive has two extra headers for one entry.")
+                raise CorruptContent(
+                    "The layer's archive has duplicate extended headers for one entry."
+                )
             content = _read_meta(source, _number(header[124:136]))
             if kind == _PAX_GLOBAL:
                 _check_global(_parse_records(content))
             else:
-                meta[kind] = content if kind == _PAX else _cut(content)
+                meta[kind] = content if kind == _PAX else _until_nul(content)
             continue
         entry = _read_entry(header, meta)
         meta = {}
@@ -158,49 +261,49 @@ def read_entries(source: Source) -> Iterator[Entry]:
         yield entry
         source.skip_to(end)
     if meta:
-        raise Truncated("The layer's archive ends after an extra header.")
+        raise TruncatedArchive("The layer's archive ends after an extended header.")
 
 
-def _has_right_sum(header: bytes) -> bool:
-    # The low half of Adler-32 is one more than the sum of up to 257 bytes, and it is fast.
+def _has_valid_checksum(header: bytes) -> bool:
+    # The low half of Adler-32 minus one is the sum of up to 257 bytes, and it is fast.
     parts = (header[:148], header[156:400], header[400:])
     total = sum((adler32(part) & 0xFFFF) - 1 for part in parts) + 8 * ord(" ")
     try:
-        said = _number(header[148:156])
-    except BadContent:
+        stored = _number(header[148:156])
+    except CorruptContent:
         return False
-    return said == total or said == total - 256 * _count_high(parts)
+    return stored == total or stored == total - 256 * _count_high_bytes(parts)
 
 
-def _count_high(parts: Iterable[bytes]) -> int:
-    """Some old programs took bytes for signed when they summed them up."""
+def _count_high_bytes(parts: Iterable[bytes]) -> int:
+    """Count the bytes that some old programs summed as negative numbers."""
     return sum(byte > 127 for part in parts for byte in part)
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or a big-endian number where they do not suffice."""
+    """Parse octal digits, or the base-256 encoding of larger numbers."""
     if field[0] & 0x80:
         if field[0] & 0x40:
             return int.from_bytes(field, "big", signed=True)
         return int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
     digits = field.partition(b"\0")[0].strip(b" ")
     try:
-        return int(digits, 8) if digits.isdigit() else _no_number(field)
+        return int(digits, 8) if digits.isdigit() else _zero_if_blank(field)
     except ValueError:
-        return _no_number(field)
+        return _zero_if_blank(field)
 
 
-def _no_number(field: bytes) -> int:
+def _zero_if_blank(field: bytes) -> int:
     if not field.strip(b" \0"):
         return 0
-    raise BadContent(f"The layer's archive has {field!r} where a number belongs.")
+    raise CorruptContent(f"The layer's archive has {field!r} instead of a number.")
 
 
-def _read_meta(source: Source, size: int) -> bytes:
-    if not 0 <= size <= META_LIMIT:
-        raise BadContent(
-            f"The layer's archive has an extra header of {size} bytes; at most {META_LIMIT} are "
-            "read."
+def _read_meta(source: TarStream, size: int) -> bytes:
+    if not 0 <= size <= EXTENDED_HEADER_LIMIT:
+        raise CorruptContent(
+            f"The layer's archive has an extended header of {size} bytes; the limit is "
+            f"{EXTENDED_HEADER_LIMIT}."
         )
     content = source.read(size)
     source.skip_to(source.position + -size % BLOCK)
@@ -208,70 +311,71 @@ def _read_meta(source: Source, size: int) -> bytes:
 
 
 def _parse_records(content: bytes) -> dict[bytes, bytes]:
-    """PAX records: the length of the whole record, a key, a value."""
+    """Parse PAX records: the length of the record, a key and a value."""
     records = {}
-    at = 0
-    while at < len(content):
-        found = _RECORD.match(content, at)
-        end = at + int(found[1]) if found else 0
-        if not found or end <= found.end() or content[end - 1 : end] != b"\n":
-            raise BadContent("The layer's archive has a PAX header that cannot be read.")
-        records[found[2]] = content[found.end() : end - 1]
-        at = end
+    offset = 0
+    while offset < len(content):
+        match = _RECORD.match(content, offset)
+        end = offset + int(match[1]) if match else 0
+        if not match or end <= match.end() or content[end - 1 : end] != b"\n":
+            raise CorruptContent("The layer's archive has an invalid PAX header.")
+        records[match[2]] = content[match.end() : end - 1]
+        offset = end
     return records
 
 
 def _check_global(records: Records) -> None:
     for key in records:
         if key in (_PATH, _LINK_PATH, _SIZE) or key.startswith(_SPARSE):
-            raise BadContent(
-                f'The layer\'s archive sets "{key.decode(errors="replace")}" for all entries at '
-                "once."
+            raise CorruptContent(
+                f'The layer\'s archive has "{key.decode(errors="replace")}" in a global PAX header.'
             )
 
 
-def _read_entry(header: bytes, meta: Mapping[bytes, bytes]) -> Entry:
+def _read_entry(header: bytes, meta: Mapping[bytes, bytes]) -> TarEntry:
     records = _parse_records(meta[_PAX]) if _PAX in meta else {}
     name = _text(_first(records.get(_PATH), meta.get(_LONG_NAME), _header_name(header)))
     if not name:
-        raise BadContent("The layer's archive has an entry without a name.")
-    letter = header[156:157]
-    if letter == b"S" or any(key.startswith(_SPARSE) for key in records):
-        raise BadContent(f"{quoted(name)} in the layer is sparse, which files of layers are not.")
-    kind = _KINDS.get(letter)
-    if kind is None:
-        raise BadContent(
-            f"{quoted(name)} in the layer is of the unknown kind {letter.decode('latin-1')!r}."
+        raise CorruptContent("The layer's archive has an entry without a name.")
+    type_flag = header[156:157]
+    if type_flag == b"S" or any(key.startswith(_SPARSE) for key in records):
+        raise CorruptContent(
+            f"{quote_name(name)} in the layer is a sparse file, which is not supported."
         )
-    if letter == b"\0" and name.endswith("/"):
-        kind = Kind.DIRECTORY
-    link = _first(records.get(_LINK_PATH), meta.get(_LONG_LINK), _cut(header[157:257]))
-    return Entry(
+    kind = _ENTRY_TYPES.get(type_flag)
+    if kind is None:
+        raise CorruptContent(
+            f"{quote_name(name)} in the layer has the unknown type {type_flag.decode('latin-1')!r}."
+        )
+    if type_flag == b"\0" and name.endswith("/"):
+        kind = EntryType.DIRECTORY
+    link = _first(records.get(_LINK_PATH), meta.get(_LONG_LINK), _until_nul(header[157:257]))
+    return TarEntry(
         name,
         kind,
-        _size(name, records.get(_SIZE), header) if kind is Kind.FILE else 0,
+        _size(name, records.get(_SIZE), header) if kind is EntryType.FILE else 0,
         _time(name, records.get(_MTIME), header),
-        _text(link) if kind in (Kind.LINK, Kind.HARD_LINK) else "",
+        _text(link) if kind in (EntryType.LINK, EntryType.HARD_LINK) else "",
         _attributes(name, records.get(_ATTRIBUTES, b"0")),
         _DESCRIPTOR in records,
     )
 
 
 def _first(in_pax: bytes | None, in_gnu: bytes | None, in_header: bytes) -> bytes:
-    """Where a name is said more than once, the first counts, even if it is empty."""
+    """Return the name with the highest precedence, even if it is empty."""
     if in_pax is not None:
         return in_pax
     return in_header if in_gnu is None else in_gnu
 
 
 def _header_name(header: bytes) -> bytes:
-    name = _cut(header[:100])
-    if header[257:263] == b"ustar\0" and (prefix := _cut(header[345:500])):
+    name = _until_nul(header[:100])
+    if header[257:263] == b"ustar\0" and (prefix := _until_nul(header[345:500])):
         return prefix + b"/" + name
     return name
 
 
-def _cut(field: bytes) -> bytes:
+def _until_nul(field: bytes) -> bytes:
     return field.partition(b"\0")[0]
 
 
@@ -280,39 +384,39 @@ def _text(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:
         shown = name.decode(errors="backslashreplace")
-        raise BadContent(f"{quoted(shown)} in the layer is a name that is not UTF-8.") from None
+        raise CorruptContent(f"{quote_name(shown)} in the layer is not valid UTF-8.") from None
 
 
 def _size(name: str, record: bytes | None, header: bytes) -> int:
     if record and not (record.isdigit() and len(record) < 20):
-        raise BadContent(f"{quoted(name)} in the layer has no size that can be read.")
+        raise CorruptContent(f"{quote_name(name)} in the layer has an invalid size.")
     size = int(record) if record else _number(header[124:136])
     if size < 0:
-        raise BadContent(f"{quoted(name)} in the layer has a size below zero.")
+        raise CorruptContent(f"{quote_name(name)} in the layer has a negative size.")
     return size
 
 
 def _time(name: str, record: bytes | None, header: bytes) -> int:
-    """Times before 1970 and after what a filesystem can keep are the nearest that it can."""
+    """Return the mtime, clamped to the range that filesystems can store."""
     if not record:
-        return min(max(_number(header[136:148]), 0), _LATEST_SECOND) * 10**9
-    found = _SECONDS.fullmatch(record)
-    if not found:
-        raise BadContent(f"{quoted(name)} in the layer has no time that can be read.")
-    if found[1]:
+        return min(max(_number(header[136:148]), 0), _MAX_SECONDS) * 10**9
+    match = _SECONDS.fullmatch(record)
+    if not match:
+        raise CorruptContent(f"{quote_name(name)} in the layer has an invalid mtime.")
+    if match[1]:
         return 0
-    fraction = int((found[3] or b"")[:9].ljust(9, b"0"))
-    return min(int(found[2]), _LATEST_SECOND) * 10**9 + fraction
+    fraction = int((match[3] or b"")[:9].ljust(9, b"0"))
+    return min(int(match[2]), _MAX_SECONDS) * 10**9 + fraction
 
 
 def _attributes(name: str, record: bytes) -> int:
     if not (record.isdigit() and len(record) < 11):
-        raise BadContent(f"{quoted(name)} in the layer has no file attributes that can be read.")
+        raise CorruptContent(f"{quote_name(name)} in the layer has invalid file attributes.")
     return int(record)
 
 
-def quoted(name: str, shown: int = 100) -> str:
-    """A name from a layer as a sentence can have it: short, and with nothing to fool a terminal."""
+def quote_name(name: str, shown: int = 100) -> str:
+    """Quote a name for messages, truncated and without terminal control characters."""
     text = name if len(name) <= shown else name[: shown - 1] + "…"
     safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return f'"{safe}"'

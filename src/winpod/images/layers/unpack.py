@@ -1,7 +1,7 @@
-"""One layer: from compressed bytes to trees on disk, and the digest of what was in between.
+"""Unpack a compressed layer to disk and compute its diff id.
 
-Two threads share the work: the caller's decompresses and hashes, the other reads the archive and
-writes files. Most of both happens outside the interpreter, so two cores are used where there are.
+The calling thread decompresses and hashes; a second thread parses the archive and writes files.
+Both mostly run outside the interpreter lock, so they use two cores.
 """
 
 from __future__ import annotations
@@ -16,90 +16,88 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 
-from winpod.images.errors import BadContent, NoSpace
-from winpod.images.layers.limits import Limits, UnpackedLayer
+from winpod.errors import PermissionDenied, WinpodError
+from winpod.images.errors import CorruptContent, DiskFull
 from winpod.images.layers.names import NameMap
-from winpod.images.layers.streams import decompress
-from winpod.images.layers.tar import Source, read_entries
-from winpod.images.layers.tree import Tree, too_large
-from winpod.windows.errors import PermissionDenied, WinpodError
+from winpod.images.layers.tar import TarStream, decompress, read_entries
+from winpod.images.layers.tree import LayerTree, UnpackedLayer, UnpackLimits, limit_exceeded_error
 
-RECORD = "layer.json"
-_WAITING_PIECES = 16
+RECORD_FILE = "layer.json"
+_QUEUED_CHUNKS = 16
 
 
 def unpack_layer(
-    chunks: Iterable[bytes],
+    compressed: Iterable[bytes],
     target: Path,
     *,
     compression: str,
-    limits: Limits | None = None,
+    limits: UnpackLimits | None = None,
     names: NameMap | None = None,
 ) -> UnpackedLayer:
-    """Unpack a layer into an empty directory: `Files`, `Hives` and a record of it.
+    """Unpack a layer into an empty directory as `Files`, `Hives` and a JSON record.
 
-    A failure leaves what was written so far, and nothing outside the target.
+    A failure leaves partial content in the target, and never anything outside it.
     """
-    limits = limits or Limits()
+    limits = limits or UnpackLimits()
     writer = _Writer(target, limits, names)
     digest = hashlib.sha256()
     size = 0
     writer.start()
     try:
-        for piece in decompress(chunks, compression):
-            size += len(piece)
+        for chunk in decompress(compressed, compression):
+            size += len(chunk)
             if size > limits.size:
-                raise too_large(limits)
+                raise limit_exceeded_error(limits)
             if writer.failure:
                 break
-            writer.put(piece)
-            digest.update(piece)
+            writer.put(chunk)
+            digest.update(chunk)
     except BaseException:
-        writer.stop(_Abandoned())
+        writer.stop(_UnpackAborted())
         raise
     writer.stop(None)
     if writer.failure:
         raise writer.failure
     if not size:
-        raise BadContent("The layer has no content, or was cut short before its first file.")
+        raise CorruptContent("The layer is empty, or was truncated before its first file.")
     return writer.record(f"sha256:{digest.hexdigest()}")
 
 
-class _Abandoned(Exception):
-    """The archive will not come to its end."""
+class _UnpackAborted(Exception):
+    """Tells the writer that decompression failed."""
 
 
 class _Writer(threading.Thread):
-    """Reads the archive as it comes and writes its files, until a failure or the end."""
+    """Thread that parses the archive and writes its files, until it ends or fails."""
 
-    def __init__(self, target: Path, limits: Limits, names: NameMap | None) -> None:
+    def __init__(self, target: Path, limits: UnpackLimits, names: NameMap | None) -> None:
         super().__init__(name="layer-writer", daemon=True)
         self.failure: BaseException | None = None
         self._target = target
         self._limits = limits
         self._names = names
-        self._pieces: Queue[bytes | _Abandoned | None] = Queue(_WAITING_PIECES)
+        self._chunks: Queue[bytes | _UnpackAborted | None] = Queue(_QUEUED_CHUNKS)
         self._links: list[tuple[str, str]] = []
 
-    def put(self, piece: bytes) -> None:
-        self._pieces.put(piece)
+    def put(self, chunk: bytes) -> None:
+        self._chunks.put(chunk)
 
-    def stop(self, end: _Abandoned | None) -> None:
-        self._pieces.put(end)
+    def stop(self, end: _UnpackAborted | None) -> None:
+        self._chunks.put(end)
         self.join()
 
     def run(self) -> None:
-        pieces = self._iterate()
+        chunks = self._iterate()
         try:
-            self._unpack(pieces)
+            self._unpack(chunks)
         except OSError as error:
-            self.failure = _explain(error, self._target)
+            self.failure = _convert_error(error, self._target)
         except BaseException as error:
             self.failure = error
         try:
-            for _ in pieces:
+            for _ in chunks:
                 pass
-        except _Abandoned:
+        except _UnpackAborted:
             pass
 
     def record(self, diff_id: str) -> UnpackedLayer:
@@ -109,24 +107,24 @@ class _Writer(threading.Thread):
             tree.size,
             tree.entries,
             tree.has_hives,
-            {what: count for what, count in sorted(tree.left_out.items()) if count},
+            {reason: count for reason, count in sorted(tree.left_out.items()) if count},
         )
         try:
             text = json.dumps({**asdict(layer), "links": self._links})
-            (self._target / RECORD).write_text(text)
+            (self._target / RECORD_FILE).write_text(text)
         except OSError as error:
-            raise _explain(error, self._target) from None
+            raise _convert_error(error, self._target) from None
         return layer
 
     def _iterate(self) -> Iterator[bytes]:
-        while (piece := self._pieces.get()) is not None:
-            if isinstance(piece, _Abandoned):
-                raise piece
-            yield piece
+        while (chunk := self._chunks.get()) is not None:
+            if isinstance(chunk, _UnpackAborted):
+                raise chunk
+            yield chunk
 
-    def _unpack(self, pieces: Iterator[bytes]) -> None:
-        source = Source(pieces)
-        with closing(Tree(self._target, self._limits, self._names)) as tree:
+    def _unpack(self, chunks: Iterator[bytes]) -> None:
+        source = TarStream(chunks)
+        with closing(LayerTree(self._target, self._limits, self._names)) as tree:
             self._tree = tree
             for entry in read_entries(source):
                 tree.add(entry, source)
@@ -134,15 +132,15 @@ class _Writer(threading.Thread):
             self._links = tree.finish()
 
 
-def _explain(error: OSError, target: Path) -> WinpodError:
+def _convert_error(error: OSError, target: Path) -> WinpodError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(
-            f"There is no room left for the layer at {target.parent}.",
-            "Remove images that are not used, or give it more room.",
+        return DiskFull(
+            f"No space left for the layer in {target.parent}.",
+            "Remove unused images, or use a larger disk.",
         )
     if error.errno in (errno.EPERM, errno.EACCES):
         return PermissionDenied(
             f"The layer cannot be unpacked to {target.parent}: {error.strerror}.",
-            "Run winpod as root: layers need marks that only root may set.",
+            "Run winpod as root: layers need whiteouts and attributes that only root can set.",
         )
     return WinpodError(f"The layer cannot be unpacked to {target.parent}: {error.strerror}.")

@@ -1,1 +1,1 @@
-"""What a cluster has of instances: who asks for them, how they join, and the Nodes they become."""
+"""Cluster side of instances: inventory, bootstrap tokens, certificates, Nodes and the CRD."""

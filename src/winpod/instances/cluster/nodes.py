@@ -1,12 +1,14 @@
-"""The Node that an instance is: whether it is that one, cordoned, emptied, and removed.
+"""The Node of an instance: ownership, cordon, drain and deletion.
 
-Pods are evicted, never deleted, so that disruption budgets hold. Pods of DaemonSets and of the
-node's own files stay: they would come back at once.
+Pods are evicted, never deleted, so that disruption budgets hold. DaemonSet pods and static pods
+stay, because they would come back at once. Errors of the API server are reported with the instance
+and the attempted action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,11 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 from lightkube.models import coordination_v1 as coordination
 
-from winpod.cluster.evicting import evict
-from winpod.instances.cluster.objects import Address, Metadata
-from winpod.instances.rules.next_deed import NodeNow
-from winpod.node.api import ApiServer, Refused
-from winpod.windows.scheduling import ENDED_PHASES
+from winpod.instances.planner.next_action import ObservedNode
+from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.drain import evict_pod
+from winpod.k8s.objects import Address, Metadata
+from winpod.placement.predicates import TERMINAL_PHASES
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -74,88 +76,95 @@ class PodObject(DictMixin):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """A pod that has to go elsewhere; `is_going` once it was told to."""
+class EvictedPod:
+    """A pod to evict; `is_deleting` once its deletion was requested."""
 
     namespace: str
     name: str
     uid: str
-    is_going: bool
+    is_deleting: bool
 
 
-def node_now(
-    found: NodeObject, addresses: Collection[str], *, is_own: bool, is_stale: bool = False
-) -> NodeNow:
-    """`addresses` are the instance's: a node of its name that is elsewhere is another machine.
+def observe_node(
+    node: NodeObject, addresses: Collection[str], *, is_own: bool, is_stale: bool = False
+) -> ObservedNode:
+    """Return the observed Node.
 
-    One that `is_own` is known to be it, wherever it says to be. What is stale, nobody has said
-    since the kubelet was changed.
+    `addresses` are the instance's: a Node of its name at other addresses is another machine, unless
+    it `is_own`. A stale Node has not reported since its kubelet was changed, and counts as not
+    ready.
     """
-    metadata, status = found.metadata, found.status
-    told = [one.address for one in status.addresses]
-    stranger = ""
+    metadata, status = node.metadata, node.status
+    node_addresses = [address.address for address in status.addresses]
+    mismatch = ""
     if metadata.labels.get("kubernetes.io/os", "windows") != "windows":
-        stranger = f"there is a node {metadata.name} already, and it is not a Windows node"
-    elif not is_own and told and set(told).isdisjoint(addresses):
-        where = ", ".join(told)
-        stranger = f"there is a node {metadata.name} already, and it is another machine, at {where}"
-    return NodeNow(
+        mismatch = f"the node {metadata.name} already exists, and is not a Windows node"
+    elif not is_own and node_addresses and set(node_addresses).isdisjoint(addresses):
+        listed = ", ".join(node_addresses)
+        mismatch = f"the node {metadata.name} already exists, and is another machine, at {listed}"
+    return ObservedNode(
         metadata.name,
-        is_ready(found) and not is_stale,
-        found.spec.unschedulable,
+        is_ready(node) and not is_stale,
+        node.spec.unschedulable,
         status.node_info.container_runtime_version,
-        stranger,
+        mismatch,
     )
 
 
 def is_ready(node: NodeObject) -> bool:
-    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions)
+    return any(
+        condition.type == "Ready" and condition.status == "True"
+        for condition in node.status.conditions
+    )
 
 
 def is_at(node: NodeObject, addresses: Collection[str]) -> bool:
-    """Whether the node says that it is at one of these."""
-    return not {one.address for one in node.status.addresses}.isdisjoint(addresses)
+    """Whether the node reports one of these addresses."""
+    return not {address.address for address in node.status.addresses}.isdisjoint(addresses)
 
 
 def subnet_of(node: NodeObject | None) -> str:
-    """The range of its pods, once the cluster has given it one; a hybrid overlay's goes first."""
+    """Return the pod CIDR once the cluster has assigned it; that of a hybrid overlay takes
+    precedence.
+    """
     if node is None:
         return ""
     return node.metadata.annotations.get(_OVERLAY_SUBNET) or node.spec.subnet
 
 
-def to_leave(
+def select_evictions(
     pods: Collection[PodObject], *, is_ready: bool, since: str = ""
-) -> tuple[Leaving, ...]:
-    """Who came `since` then through a cordon that it tolerates would come back at once.
+) -> tuple[EvictedPod, ...]:
+    """Return the pods to evict.
 
-    Of a node that is not ready, who was told to go can end only with the node.
+    Skip pods created after `since`, the cordon, that tolerate it; evicting them is futile. On a
+    node that is not ready, pods already being deleted cannot terminate and are skipped.
     """
-    found = (
-        Leaving(
+    candidates = (
+        EvictedPod(
             pod.metadata.namespace,
             pod.metadata.name,
             pod.metadata.uid,
             bool(pod.metadata.deletion_timestamp),
         )
         for pod in pods
-        if pod.status.phase not in ENDED_PHASES
+        if pod.status.phase not in TERMINAL_PHASES
         and _MIRROR not in pod.metadata.annotations
         and not (since and pod.metadata.creation_timestamp > since and _tolerates_cordon(pod))
         and all(owner.kind != "DaemonSet" for owner in pod.metadata.owner_references)
     )
-    return tuple(one for one in found if is_ready or not one.is_going)
+    return tuple(candidate for candidate in candidates if is_ready or not candidate.is_deleting)
 
 
 def _tolerates_cordon(pod: PodObject) -> bool:
     return any(
-        one.key in ("", _CORDON) and one.effect in ("", "NoSchedule")
-        for one in pod.spec.tolerations
+        toleration.key in ("", _CORDON) and toleration.effect in ("", "NoSchedule")
+        for toleration in pod.spec.tolerations
     )
 
 
-class Nodes:
-    def __init__(self, api: ApiServer) -> None:
+class NodeClient:
+    def __init__(self, api: ApiClient) -> None:
         self._api = api
 
     async def get(self, name: str) -> NodeObject | None:
@@ -165,8 +174,10 @@ class Nodes:
         selector = {"labelSelector": "kubernetes.io/os=windows"}
         return (await self._api.list(NodeObject, NODES, selector)).items
 
-    async def beat(self, name: str) -> str:
-        """When its kubelet gave its last sign of life, by its own clock; another says it lives."""
+    async def heartbeat(self, name: str) -> str:
+        """Return the renew time of the kubelet's lease, by its own clock; a change shows that it
+        runs.
+        """
         lease = await self._api.get(coordination.Lease, f"{LEASES}/{name}")
         return str(lease.spec.renewTime) if lease and lease.spec else ""
 
@@ -176,25 +187,46 @@ class Nodes:
     async def delete(self, name: str) -> None:
         try:
             await self._api.delete(f"{NODES}/{name}", {})
-        except Refused as error:
-            if not error.is_missing:
+        except ApiError as error:
+            if not error.is_not_found:
                 raise
 
-    async def pods_to_leave(self, node: NodeNow, since: str = "") -> tuple[Leaving, ...]:
+    async def pods_to_evict(self, node: ObservedNode, since: str = "") -> tuple[EvictedPod, ...]:
         selector = {"fieldSelector": f"spec.nodeName={node.name}"}
         listed = await self._api.list(PodObject, "/api/v1/pods", selector)
-        return to_leave(listed.items, is_ready=node.is_ready, since=since)
+        return select_evictions(listed.items, is_ready=node.is_ready, since=since)
 
-    async def evict(self, pod: Leaving) -> str:
-        """Why not now, or nothing."""
-        if pod.is_going:
+    async def evict(self, pod: EvictedPod) -> str:
+        """Evict a pod; return why it is refused now, or an empty text."""
+        if pod.is_deleting:
             return ""
-        why = await evict(self._api, pod.namespace, pod.name, pod.uid)
+        why = await evict_pod(self._api, pod.namespace, pod.name, pod.uid)
         return f"pod {pod.namespace}/{pod.name}: {why}" if why else ""
 
     async def _patch(self, name: str, body: dict[str, Any]) -> None:
         try:
             await self._api.patch(NodeObject, f"{NODES}/{name}", body)
-        except Refused as error:
-            if not error.is_missing:
+        except ApiError as error:
+            if not error.is_not_found:
                 raise
+
+
+_ADVICE = (
+    "Check that the account has the permissions of the operator's chart, and that no admission "
+    "webhook denies the request."
+)
+
+
+@contextmanager
+def api_error_context(instance: str, action: str) -> Iterator[None]:
+    """Add the instance and the action to API errors; an inner context takes precedence."""
+    try:
+        yield
+    except ApiError as error:
+        prefix = f"{instance}: could not "
+        if not error.message.startswith(prefix):
+            error.message = (
+                f"{prefix}{action}: expected the API server to allow it, found that {error.message}"
+            )
+        error.hint = error.hint or _ADVICE
+        raise

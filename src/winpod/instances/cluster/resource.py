@@ -1,7 +1,7 @@
-"""The custom resource of an instance: where it is, and how far it is on its way to be a node.
+"""The WindowsInstance custom resource: address of an instance, and its progress to a node.
 
-The operator makes one for each instance that people ask for. Its status and the instance itself are
-all that an operator needs to go on after another one died.
+The operator creates one for each instance of the inventory. Its status and the instance itself are
+all that a new operator needs to continue.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from __future__ import annotations
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.cluster import resource_schema as schema
-from winpod.cluster.custom_resources import API_VERSION, GROUP, Condition, CustomResource
+from winpod.k8s import crd as schema
+from winpod.k8s.crd import API_VERSION, GROUP, Condition, CustomResource
 
 KIND, PLURAL = "WindowsInstance", "windowsinstances"
 FINALIZER = f"{GROUP}/instance"
 STOP_MANAGING = f"{GROUP}/forget"
-"""An annotation: let the instance go as it is, where it cannot be reached any more."""
+"""Annotation: release the instance as it is, if it cannot be reached any more."""
 
 
 def instances_path(namespace: str) -> str:
     return f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
 
 
-class Spec(DictMixin, rename="camel", omit_defaults=True):
+class InstanceSpec(DictMixin, rename="camel", omit_defaults=True):
     address: str
     username: str
     port: int = 22
     machine: str = ""
 
 
-class Status(DictMixin, rename="camel", omit_defaults=True):
-    """`changing_since`: it was a node, and has its turn since; `is_cordoned`: by us, for that.
+class InstanceStatus(DictMixin, rename="camel", omit_defaults=True):
+    """`changing_since` is when an update of a node started; `is_cordoned` is a cordon by winpod for
+    it.
 
-    `tokens` are the public halves of those that it may join with. `host_key` is pinned, and
-    `login_key` is the public key that it was reached with last.
+    `tokens` are the public halves of its bootstrap tokens. `host_key` is the pinned host key,
+    `login_key` the public key of the last login.
     """
 
     phase: str = ""
@@ -58,18 +59,18 @@ class Status(DictMixin, rename="camel", omit_defaults=True):
 
     @property
     def was_ready(self) -> bool:
-        """Whether it has been a ready node: from then on it needs no token to join with."""
+        """Whether it has been a ready node; it needs no bootstrap token from then on."""
         return bool(self.node_uid) and not self.tokens
 
 
 class WindowsInstance(CustomResource):
-    spec: Spec
-    status: Status = msgspec.field(default_factory=Status)
+    spec: InstanceSpec
+    status: InstanceStatus = msgspec.field(default_factory=InstanceStatus)
     api_version: str = API_VERSION
     kind: str = KIND
 
     @property
-    def is_forgotten(self) -> bool:
+    def is_unmanaged(self) -> bool:
         return STOP_MANAGING in self.metadata.annotations
 
 
@@ -77,24 +78,24 @@ _SPEC = {
     "type": "object",
     "required": ["address", "username"],
     "properties": {
-        "address": schema.text("Where SSH is answered: an IPv4 address or a name."),
-        "username": schema.text("A user of the instance who administers it."),
+        "address": schema.string_schema("SSH address: an IPv4 address or a DNS name."),
+        "username": schema.string_schema("An administrator account of the instance."),
         "port": {**schema.NUMBER, "default": 22, "minimum": 1, "maximum": 65535},
-        "machine": schema.text("The Machine that it is, if it is one."),
+        "machine": schema.string_schema("The name of its Machine, if it has one."),
     },
 }
 _STATUS = {
     "type": "object",
     "properties": {
-        **schema.text_fields("phase", "message", "failure", "node", "version", "build"),
-        **schema.text_fields("runtime", "nodeUid", "hostKey", "loginKey", "changingSince"),
+        **schema.string_fields("phase", "message", "failure", "node", "version", "build"),
+        **schema.string_fields("runtime", "nodeUid", "hostKey", "loginKey", "changingSince"),
         **dict.fromkeys(("addresses", "tokens"), schema.TEXTS),
         "isCordoned": schema.FLAG,
         "conditions": schema.CONDITIONS,
     },
 }
 
-CRD = schema.definition(
+CRD = schema.custom_resource_definition(
     KIND,
     "Namespaced",
     plural=PLURAL,

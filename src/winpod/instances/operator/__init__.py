@@ -1,1 +1,1 @@
-"""Instances looked after by an operator, each on its own, from objects in the cluster."""
+"""Operator of the instances of a cluster."""

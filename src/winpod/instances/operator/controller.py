@@ -1,6 +1,6 @@
-"""Instances of a cluster: an object for each that is asked for, and somebody who looks after it.
+"""Instance controller: one WindowsInstance and one reconciler task per inventory entry.
 
-Each has a task of its own, so that no instance waits for another but for its turn.
+Instances wait for each other only in a rollout.
 """
 
 from __future__ import annotations
@@ -10,57 +10,57 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 
-from winpod.instances.cluster.inputs import Asked, Entries
-from winpod.instances.cluster.resource import Status, WindowsInstance
-from winpod.instances.operator.care import Care
-from winpod.instances.operator.looking_after import LookingAfter
-from winpod.instances.operator.telling import ENTRY_GOOD, bad_entry, condition_of
-from winpod.windows.errors import WinpodError
+from winpod.errors import WinpodError
+from winpod.instances.cluster.inventory import Inventory, InventoryEntry
+from winpod.instances.cluster.resource import InstanceStatus, WindowsInstance
+from winpod.instances.operator.conditions import ENTRY_GOOD, find_condition, invalid_entry_event
+from winpod.instances.operator.context import OperatorContext
+from winpod.instances.operator.reconciler import InstanceReconciler
 
 _SETTLE_SECONDS, _RETRY_SECONDS = 0.1, 5.0
 _log = logging.getLogger(__name__)
 
 
-class Instances:
-    """It hears of everything that changes: inputs, settings, the payload, an object."""
+class InstanceController:
+    """Notified of every change: inventory, settings, payload and objects."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._changed = asyncio.Event()
-        self._working: dict[str, tuple[LookingAfter, asyncio.Task[None]]] = {}
-        self._told: set[str] = set()
+        self._tasks: dict[str, tuple[InstanceReconciler, asyncio.Task[None]]] = {}
+        self._reported: set[str] = set()
 
-    def asked_changed(self) -> None:
+    def on_inventory_change(self) -> None:
         self._changed.set()
 
-    def everything_changed(self) -> None:
-        for after, _ in self._working.values():
-            after.wake()
+    def on_any_change(self) -> None:
+        for reconciler, _ in self._tasks.values():
+            reconciler.wake()
         self._changed.set()
 
-    def one_changed(self, name: str) -> None:
-        if working := self._working.get(name):
-            working[0].wake()
+    def on_instance_change(self, name: str) -> None:
+        if running := self._tasks.get(name):
+            running[0].wake()
         self._changed.set()
 
-    async def run(self, care: Care) -> None:
-        """Until it is cancelled; then nobody works on, and what is begun is gone on with later."""
+    async def run(self, context: OperatorContext) -> None:
+        """Run until cancelled; interrupted work is continued later."""
         try:
-            await care.inputs.until_known()
-            await care.objects.until_known()
+            await context.inputs.wait_synced()
+            await context.objects.wait_synced()
             while True:
                 self._changed.clear()
-                wait = await self._reconcile(care)
-                self._look_after_all(care)
-                await self._until_changed(wait)
+                wait = await self._reconcile(context)
+                self._start_reconcilers(context)
+                await self._wait_changed(wait)
         finally:
-            tasks = [task for _, task in self._working.values()]
+            tasks = [task for _, task in self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._working = {}
+            self._tasks = {}
 
-    async def _until_changed(self, seconds: float | None) -> None:
+    async def _wait_changed(self, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -68,90 +68,101 @@ class Instances:
             return
         await asyncio.sleep(_SETTLE_SECONDS)
 
-    async def _reconcile(self, care: Care) -> float | None:
-        """Seconds until the next try, None where all objects are as they should be."""
-        entries = care.inputs.entries
-        self._tell_bad(care, entries)
-        trouble = False
-        for asked in entries.asked:
-            trouble |= not await _tried(self._ensure(care, asked))
-        wanted = {asked.name for asked in entries.asked}
-        for known in list(care.objects.known.values()):
-            if known.name not in wanted and not care.inputs.keeps(_asked(known)):
-                trouble |= not await _tried(care.objects.delete(known.name))
-            trouble |= not await _tried(self._judge_entry(care, entries, known))
-        return _RETRY_SECONDS if trouble else None
+    async def _reconcile(self, context: OperatorContext) -> float | None:
+        """Create, update and delete objects; return the retry delay, None if all succeeded."""
+        inventory = context.inputs.entries
+        self._report_invalid(context, inventory)
+        failed = False
+        for entry in inventory.valid:
+            failed |= not await _succeeds(self._ensure(context, entry))
+        names = {entry.name for entry in inventory.valid}
+        for instance in list(context.objects.known.values()):
+            if instance.name not in names and not context.inputs.is_retained(_entry_of(instance)):
+                failed |= not await _succeeds(context.objects.delete(instance.name))
+            failed |= not await _succeeds(
+                self._update_entry_condition(context, inventory, instance)
+            )
+        return _RETRY_SECONDS if failed else None
 
-    async def _ensure(self, care: Care, asked: Asked) -> None:
-        known = care.objects.known.get(asked.name)
-        if known is None and _may_be_a_machine(care, asked):
-            _log.info("%s waits until Machines are known: one had its address", asked.name)
-        elif known is None:
-            await care.objects.create(asked)
-        elif not known.is_leaving and _asked(known) != replace(asked, addresses=()):
-            await care.objects.respecify(asked.name, asked)
+    async def _ensure(self, context: OperatorContext, entry: InventoryEntry) -> None:
+        instance = context.objects.known.get(entry.name)
+        if instance is None and _may_be_a_machine(context, entry):
+            _log.info(
+                "Instance %s waits for the Machines to be listed: a Machine had its address",
+                entry.name,
+            )
+        elif instance is None:
+            await context.objects.create(entry)
+        elif not instance.is_deleting and _entry_of(instance) != replace(entry, addresses=()):
+            await context.objects.update_spec(entry.name, entry)
 
-    async def _judge_entry(self, care: Care, entries: Entries, known: WindowsInstance) -> None:
-        """What is wrong with the entry of an instance that is there is said of the instance."""
-        problems = [bad.problem for bad in entries.bad if bad.key.lower() == known.spec.address]
-        if not problems and condition_of(known.status.conditions, ENTRY_GOOD) != "False":
+    async def _update_entry_condition(
+        self, context: OperatorContext, inventory: Inventory, instance: WindowsInstance
+    ) -> None:
+        """Report an invalid entry of an existing instance in its condition."""
+        problems = [
+            invalid.problem
+            for invalid in inventory.invalid
+            if invalid.key.lower() == instance.spec.address
+        ]
+        if not problems and find_condition(instance.status.conditions, ENTRY_GOOD) != "False":
             return
 
-        def change(status: Status) -> None:
-            word = "EntryBad" if problems else "EntryGood"
-            care.condition(status, ENTRY_GOOD, not problems, word, " ".join(problems))
+        def change(status: InstanceStatus) -> None:
+            reason = "EntryBad" if problems else "EntryGood"
+            context.condition(status, ENTRY_GOOD, not problems, reason, " ".join(problems))
 
-        await care.objects.save(known.name, change)
+        await context.objects.save(instance.name, change)
 
-    def _tell_bad(self, care: Care, entries: Entries) -> None:
-        for bad in entries.bad:
-            if bad.problem not in self._told:
-                _log.warning("an entry of the ConfigMap: %s", bad.problem)
-                care.tell_event(bad_entry(self._namespace, bad))
-        self._told = {bad.problem for bad in entries.bad}
+    def _report_invalid(self, context: OperatorContext, inventory: Inventory) -> None:
+        for invalid in inventory.invalid:
+            if invalid.problem not in self._reported:
+                _log.warning("Invalid inventory entry: %s", invalid.problem)
+                context.tell_event(invalid_entry_event(self._namespace, invalid))
+        self._reported = {invalid.problem for invalid in inventory.invalid}
 
-    def _look_after_all(self, care: Care) -> None:
-        for name in care.objects.known:
-            working = self._working.get(name)
-            if working is None or working[1].done():
-                after = LookingAfter(name, care)
-                task = asyncio.create_task(_looked_after(after))
-                self._working[name] = (after, task)
-        self._working = {
-            name: working for name, working in self._working.items() if not working[1].done()
+    def _start_reconcilers(self, context: OperatorContext) -> None:
+        for name in context.objects.known:
+            running = self._tasks.get(name)
+            if running is None or running[1].done():
+                reconciler = InstanceReconciler(name, context)
+                task = asyncio.create_task(_run_reconciler(reconciler))
+                self._tasks[name] = (reconciler, task)
+        self._tasks = {
+            name: running for name, running in self._tasks.items() if not running[1].done()
         }
 
 
-def _may_be_a_machine(care: Care, asked: Asked) -> bool:
-    """Machines are never changed, also where only their instances tell that there are some."""
-    if asked.machine or care.machines.are_known:
+def _may_be_a_machine(context: OperatorContext, entry: InventoryEntry) -> bool:
+    """Whether a Machine may have this address; Machines are never reconfigured."""
+    if entry.machine or context.machines.is_synced:
         return False
     return any(
-        one.spec.machine and one.spec.address == asked.address
-        for one in care.objects.known.values()
+        instance.spec.machine and instance.spec.address == entry.address
+        for instance in context.objects.known.values()
     )
 
 
-async def _tried(work: Coroutine[None, None, None]) -> bool:
-    """Whether it went well; what did not keeps nobody else from being looked at."""
+async def _succeeds(work: Coroutine[None, None, None]) -> bool:
+    """Run a task; log errors, so that they do not affect other instances."""
     try:
         await work
     except WinpodError as error:
-        _log.warning("the objects of instances are not as they should be yet: %s", error)
+        _log.warning("Failed to reconcile instance object: %s", error)
         return False
     return True
 
 
-async def _looked_after(after: LookingAfter) -> None:
-    """A mistake of ours about one instance is no reason to leave it, or the others, alone."""
+async def _run_reconciler(reconciler: InstanceReconciler) -> None:
+    """Restart the reconciler after unexpected errors."""
     while True:
         try:
-            return await after.run()
+            return await reconciler.run()
         except Exception:
-            _log.exception("looking after %s broke off, and begins again", after.name)
+            _log.exception("Reconciler of instance %s failed, restarting", reconciler.name)
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _asked(known: WindowsInstance) -> Asked:
-    spec = known.spec
-    return Asked(known.name, spec.address, spec.username, spec.port, spec.machine)
+def _entry_of(instance: WindowsInstance) -> InventoryEntry:
+    spec = instance.spec
+    return InventoryEntry(instance.name, spec.address, spec.username, spec.port, spec.machine)

@@ -1,7 +1,7 @@
-"""Machines that are Windows: instances that are replaced, never changed.
+"""Windows Machines (machine.openshift.io): instances that are replaced, never changed.
 
-A MachineSet makes another where one was deleted. What a set lacks until that one is a ready node is
-read off the set and its Machines, so nobody has to remember who was deleted.
+A MachineSet creates another Machine for a deleted one. Missing nodes are derived from the set and
+its Machines, so deletions need not be recorded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.instances.cluster.inputs import Asked, is_address
-from winpod.instances.cluster.objects import Address, Metadata
+from winpod.instances.cluster.inventory import InventoryEntry, is_address
+from winpod.k8s.objects import Address, Metadata
 
 GROUP = "/apis/machine.openshift.io/v1beta1"
 _LABEL, _WINDOWS = "machine.openshift.io/os-id", "Windows"
 
 
 class MachineObject(DictMixin):
-    """What Machines and MachineSets have alike."""
+    """Common fields of Machines and MachineSets."""
 
     metadata: Metadata
 
@@ -29,7 +29,7 @@ class MachineObject(DictMixin):
         return self.metadata.name
 
     @property
-    def is_leaving(self) -> bool:
+    def is_deleting(self) -> bool:
         return bool(self.metadata.deletion_timestamp)
 
 
@@ -45,12 +45,12 @@ class Machine(MachineObject):
         return self.metadata.labels.get(_LABEL) == _WINDOWS
 
     @property
-    def stays(self) -> bool:
-        return self.is_windows and not self.is_leaving
+    def is_permanent(self) -> bool:
+        return self.is_windows and not self.is_deleting
 
     @property
     def owner(self) -> str:
-        """The name of its MachineSet, if it has one."""
+        """The name of its MachineSet, if any."""
         owners = self.metadata.owner_references
         return next((owner.name for owner in owners if owner.kind == "MachineSet"), "")
 
@@ -73,66 +73,74 @@ class MachineSet(MachineObject):
     status: _SetStatus = msgspec.field(default_factory=_SetStatus)
 
     @property
-    def makes_windows(self) -> bool:
+    def is_windows(self) -> bool:
         labels = self.spec.template.metadata.labels
-        return labels.get(_LABEL) == _WINDOWS and not self.is_leaving
+        return labels.get(_LABEL) == _WINDOWS and not self.is_deleting
 
 
 def instance_name(machine: str) -> str:
     return f"machine-{machine}"
 
 
-def asked_of(machine: Machine, username: str) -> Asked | None:
-    """None while nobody knows where it is, and once it is on its way out."""
+def inventory_entry_of(machine: Machine, username: str) -> InventoryEntry | None:
+    """Return the inventory entry; None without an address, and while it is being deleted."""
     addresses = machine.status.addresses
-    own = [one.address for one in addresses if one.type == "InternalIP" and is_address(one.address)]
-    if not own or not machine.stays:
+    internal = [
+        address.address
+        for address in addresses
+        if address.type == "InternalIP" and is_address(address.address)
+    ]
+    if not internal or not machine.is_permanent:
         return None
-    known = tuple(one.address for one in addresses)
+    all_addresses = tuple(address.address for address in addresses)
     name = instance_name(machine.name)
-    return Asked(name, own[0], username, machine=machine.name, addresses=known)
+    return InventoryEntry(
+        name, internal[0], username, machine=machine.name, addresses=all_addresses
+    )
 
 
-def hold(machine: Machine, owner: MachineSet | None) -> str:
-    """Why a Machine cannot be replaced now, or nothing."""
+def replacement_blocker(machine: Machine, owner: MachineSet | None) -> str:
+    """Return why a Machine cannot be replaced now; empty if it can."""
     name = machine.name
-    if owner is None or owner.is_leaving:
-        return f"Machine {name} belongs to no MachineSet, and nobody would make another: delete it"
-    if not owner.makes_windows:
+    if owner is None or owner.is_deleting:
+        return f"Machine {name} belongs to no MachineSet, so it would not be replaced: delete it"
+    if not owner.is_windows:
         label = f"the template of MachineSet {owner.name} has no label {_LABEL}={_WINDOWS}"
-        return f"{label}, and nobody would make another like Machine {name}: add it"
-    ready, wanted = owner.status.ready_replicas, owner.spec.replicas
-    if ready < wanted:
-        return f"of MachineSet {owner.name} {ready} of {wanted} are ready, and all have to be"
+        return f"{label}, so Machine {name} would not be replaced: add it"
+    ready, replicas = owner.status.ready_replicas, owner.spec.replicas
+    if ready < replicas:
+        return f"only {ready} of {replicas} Machines of MachineSet {owner.name} are ready"
     return ""
 
 
-def under_way(
+def pending_replacements(
     machines: Iterable[Machine], sets: Iterable[MachineSet], nodes: Collection[str]
 ) -> list[str]:
-    """A sentence for each node that MachineSets lack: it leaves, is new, or has to be made.
+    """Return a message for each node MachineSets lack: deleting, not ready yet, or not created.
 
-    `nodes` are the Machines that have been ready nodes. Who comes in the place of one that leaves
-    is the same node. A set that is scaled down, or deleted, lacks nothing.
+    `nodes` are the Machines that have been ready nodes. A Machine and its replacement count once. A
+    set that is scaled down or deleted lacks nothing.
     """
-    of_set: dict[str, list[Machine]] = defaultdict(list)
-    for machine in sorted(machines, key=lambda one: one.name):
-        of_set[machine.owner].append(machine)
-    sorted_sets = sorted(sets, key=lambda one: one.name)
+    by_set: dict[str, list[Machine]] = defaultdict(list)
+    for machine in sorted(machines, key=lambda item: item.name):
+        by_set[machine.owner].append(machine)
+    sorted_sets = sorted(sets, key=lambda item: item.name)
     return [
-        said
-        for one in sorted_sets
-        if one.makes_windows
-        for said in _lacks(one, of_set[one.name], nodes)
+        message
+        for machine_set in sorted_sets
+        if machine_set.is_windows
+        for message in _missing_nodes(machine_set, by_set[machine_set.name], nodes)
     ]
 
 
-def _lacks(owner: MachineSet, own: list[Machine], nodes: Collection[str]) -> list[str]:
-    """Machines of it that somebody has made no concern of ours are there all the same."""
-    going = [one.name for one in own if one.is_leaving]
-    coming = [one.name for one in own if one.stays and one.name not in nodes]
-    lacking = max(0, owner.spec.replicas - (len(own) - len(going) - len(coming)))
-    said = [f"Machine {name} is not a ready node yet" for name in coming]
-    said += [f"Machine {name} leaves" for name in going]
-    said += [f"MachineSet {owner.name} has to make another"] * lacking
-    return said[:lacking]
+def _missing_nodes(owner: MachineSet, machines: list[Machine], nodes: Collection[str]) -> list[str]:
+    """Return the messages of one set. Machines without the Windows label count as present."""
+    deleting = [machine.name for machine in machines if machine.is_deleting]
+    new = [
+        machine.name for machine in machines if machine.is_permanent and machine.name not in nodes
+    ]
+    missing = max(0, owner.spec.replicas - (len(machines) - len(deleting) - len(new)))
+    messages = [f"Machine {name} is not a ready node yet" for name in new]
+    messages += [f"Machine {name} is being deleted" for name in deleting]
+    messages += [f"MachineSet {owner.name} has to create a Machine"] * missing
+    return messages[:missing]

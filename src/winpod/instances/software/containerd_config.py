@@ -1,35 +1,62 @@
-"""containerd's configuration: version 2 of the file for containerd 1.7, and 3 for 2.x.
+"""containerd configuration: file version 2 for containerd 1.7, version 3 for 2.x.
 
-What is written is checked by our own table (containerd_options), because containerd starts with
-anything and does not follow what it does not know.
+The result is checked against `containerd_options`, because containerd starts with any file and
+ignores unknown options.
 """
 
 from __future__ import annotations
 
-from winpod.cluster.instance_settings import InstanceSettings
+import json
+import re
+from collections.abc import Mapping
+
 from winpod.instances import paths
-from winpod.instances.errors import BadConfiguration
-from winpod.instances.rules.desired import WantedFile, written
-from winpod.instances.rules.stopping import CONTAINERD
-from winpod.instances.rules.versions import Version
+from winpod.instances.errors import InvalidConfiguration
+from winpod.instances.planner.desired import DesiredFile, inline_file
+from winpod.instances.planner.state import CONTAINERD
+from winpod.instances.planner.versions import Version
 from winpod.instances.software.containerd_options import check_config
-from winpod.instances.software.toml import Value, render_toml
+from winpod.operator.instance_settings import InstanceSettings
 from winpod.windows.handlers import Handler
 from winpod.windows.isolation import Isolation
 
+Value = str | int | bool | list[str] | Mapping[str, "Value"]
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def render_toml(document: Mapping[str, Value]) -> str:
+    """Render TOML: values first, then tables, keys in the given order."""
+    return "\n".join(_lines(document, ())) + "\n"
+
+
+def _lines(table: Mapping[str, Value], path: tuple[str, ...]) -> list[str]:
+    values = [(key, value) for key, value in table.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
+    if path and (lines or not table):
+        lines.insert(0, f"\n[{'.'.join(map(_key, path))}]")
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += _lines(value, (*path, key))
+    return lines
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else json.dumps(key)
+
+
 PIPE = r"\\.\pipe\containerd-containerd"
 RUNTIME_TYPE = "io.containerd.runhcs.v1"
-_OLDEST = Version(1, 7, 0)
-_LIST_OF_DIRECTORIES = Version(2, 1, 0)
+_MINIMUM = Version(1, 7, 0)
+_BIN_DIRS_SINCE = Version(2, 1, 0)
 
 
 def containerd_config(
     containerd: Version, handlers: tuple[Handler, ...], settings: InstanceSettings
 ) -> str:
-    if containerd < _OLDEST:
-        raise BadConfiguration(
-            f"the payload has containerd {containerd}, which knows no timeout for pulls that make "
-            "no progress.",
+    if containerd < _MINIMUM:
+        raise InvalidConfiguration(
+            f"the payload has containerd {containerd}, which has no timeout for pulls without "
+            "progress.",
             "Use containerd 1.7 or later.",
         )
     plugins = _version_2 if containerd.major < 2 else _version_3
@@ -46,10 +73,10 @@ def containerd_config(
     return text
 
 
-def registry_files(settings: InstanceSettings) -> tuple[WantedFile, ...]:
-    """A `hosts.toml` for each registry with mirrors; containerd reads them with every pull."""
+def registry_files(settings: InstanceSettings) -> tuple[DesiredFile, ...]:
+    """Return a `hosts.toml` for each registry with mirrors; containerd reads them at every pull."""
     return tuple(
-        written(
+        inline_file(
             rf"{registry_directory(registry)}\hosts.toml",
             render_toml({"host": {url: {"capabilities": ["pull", "resolve"]} for url in urls}}),
         )
@@ -58,7 +85,7 @@ def registry_files(settings: InstanceSettings) -> tuple[WantedFile, ...]:
 
 
 def registry_directory(registry: str) -> str:
-    """containerd looks for HOST_PORT_ where a colon cannot be in a name."""
+    """Return the directory of a registry: `HOST_PORT_`, as Windows paths cannot contain a colon."""
     host, colon, port = registry.rpartition(":")
     return rf"{paths.REGISTRIES}\{f'{host}_{port}_' if colon else registry}"
 
@@ -92,7 +119,7 @@ def _version_3(
     containerd: Version, handlers: tuple[Handler, ...], settings: InstanceSettings
 ) -> dict[str, Value]:
     directories: dict[str, Value] = {"bin_dirs": [paths.CNI_BIN]}
-    if containerd < _LIST_OF_DIRECTORIES:
+    if containerd < _BIN_DIRS_SINCE:
         directories = {"bin_dir": paths.CNI_BIN}
     return {
         "io.containerd.cri.v1.images": {

@@ -1,7 +1,7 @@
-"""Which tables and options a containerd on Windows follows, and of which kind each is.
+"""Table of the containerd options on Windows, and validation of a configuration against it.
 
-containerd accepts any file that is TOML, and says nothing of a misspelled option, a handler that
-cannot start or a snapshotter that does not exist. Here each is a sentence about its place.
+containerd accepts any TOML file and ignores misspelled options, handlers that cannot start and
+snapshotters that do not exist. Here each is an error with its path.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 
+from winpod.errors import InvalidInput
+from winpod.field_reader import Field, InvalidField
 from winpod.images.references import parse_reference
-from winpod.instances.errors import BadConfiguration
-from winpod.instances.rules.versions import Version
-from winpod.windows.errors import InvalidInput
-from winpod.windows.reading import At, InvalidField
+from winpod.instances.errors import InvalidConfiguration
+from winpod.instances.planner.versions import Version
 
-Rule = Callable[[At], None]
+Rule = Callable[[Field], None]
 SNAPSHOTTERS = ("windows",)
 LOG_LEVELS = ("trace", "debug", "info", "warn", "error", "fatal", "panic")
-_ADVICE = "See what the settings say of pauseImage, mirrors and hypervisor."
+_ADVICE = "Check pauseImage, mirrors and hypervisor in the settings."
 _PATH = re.compile(r"[A-Za-z]:\\[^<>\"|?*]+")
 _PIPE = re.compile(r"\\\\\.\\pipe\\[^\\/]+")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
@@ -27,37 +27,37 @@ _HANDLER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def check_config(text: str, containerd: Version) -> None:
-    """Raises for the first thing that this containerd would refuse, or take and not follow."""
+    """Raise for the first value that this containerd would reject, or accept and ignore."""
     try:
-        document = At(tomllib.loads(text))
+        document = Field(tomllib.loads(text))
         _table(_TABLES_OF[2 if containerd.major < 2 else 3](containerd))(document)
     except tomllib.TOMLDecodeError as error:
-        raise BadConfiguration(
+        raise InvalidConfiguration(
             f"containerd's configuration is not TOML: {error}.", _ADVICE
         ) from None
     except InvalidInput as error:
-        raise BadConfiguration(f"containerd's configuration: {error}", _ADVICE) from None
+        raise InvalidConfiguration(f"containerd's configuration: {error}", _ADVICE) from None
 
 
-def _flag(at: At) -> None:
+def _flag(at: Field) -> None:
     at.flag()
 
 
-def _text(at: At) -> None:
+def _text(at: Field) -> None:
     at.required_text()
 
 
-def _number(least: int, most: int) -> Rule:
-    def check(at: At) -> None:
+def _number(minimum: int, maximum: int) -> Rule:
+    def check(at: Field) -> None:
         if isinstance(at.value, float):
-            raise at.wrong("a whole number")
-        at.number(least, least, most)
+            raise at.error("a whole number")
+        at.number(minimum, minimum, maximum)
 
     return check
 
 
 def _one_of(*names: str) -> Rule:
-    def check(at: At) -> None:
+    def check(at: Field) -> None:
         at.required_text()
         at.one_of(*names)
 
@@ -65,7 +65,7 @@ def _one_of(*names: str) -> Rule:
 
 
 def _like(pattern: re.Pattern[str], example: str) -> Rule:
-    def check(at: At) -> None:
+    def check(at: Field) -> None:
         if not pattern.fullmatch(at.required_text()):
             raise InvalidField(at.path, f'is "{at.text()}", and must be like {example}')
 
@@ -73,26 +73,26 @@ def _like(pattern: re.Pattern[str], example: str) -> Rule:
 
 
 def _list_of(rule: Rule) -> Rule:
-    def check(at: At) -> None:
+    def check(at: Field) -> None:
         for item in at.items():
             rule(item)
 
     return check
 
 
-def _image(at: At) -> None:
+def _image(at: Field) -> None:
     try:
         parse_reference(at.required_text())
     except InvalidField:
         raise
     except InvalidInput as error:
-        raise InvalidField(at.path, f"is wrong: {str(error).rstrip('.')}") from None
+        raise InvalidField(at.path, f"is invalid: {str(error).rstrip('.')}") from None
 
 
 def _table(rules: Mapping[str, Rule]) -> Rule:
-    def check(at: At) -> None:
-        at.allow(*rules)
-        for name in at.names():
+    def check(at: Field) -> None:
+        at.reject_unknown_keys(*rules)
+        for name in at.key_names():
             rules[name](at.get(name))
 
     return check
@@ -130,11 +130,11 @@ _RUNTIME: dict[str, Rule] = {
 }
 
 
-def _runtimes(at: At) -> None:
-    for name in at.names():
+def _runtimes(at: Field) -> None:
+    for name in at.key_names():
         runtime = at.get(name)
         if not _HANDLER.fullmatch(name):
-            raise InvalidField(runtime.path, "has a name that no RuntimeClass can name")
+            raise InvalidField(runtime.path, "is not a valid handler name of a RuntimeClass")
         _table(_RUNTIME)(runtime)
         runtime.get("runtime_type").required_text()
         options = runtime.get("options")
@@ -142,7 +142,7 @@ def _runtimes(at: At) -> None:
         if has_guest != ("hypervisor" in name):
             raise InvalidField(
                 options.get("SandboxIsolation").path,
-                "must be 1 for a handler that is called hypervisor, and for no other",
+                "must be 1 for handlers named hypervisor, and only for those",
             )
         if options.get("ScaleCpuLimitsToSandbox").flag() and not has_guest:
             raise InvalidField(
@@ -150,12 +150,14 @@ def _runtimes(at: At) -> None:
             )
 
 
-def _handlers(more: Mapping[str, Rule]) -> Rule:
-    def check(at: At) -> None:
-        _table({"default_runtime_name": _text, "runtimes": _runtimes, **more})(at)
+def _handlers(extra: Mapping[str, Rule]) -> Rule:
+    def check(at: Field) -> None:
+        _table({"default_runtime_name": _text, "runtimes": _runtimes, **extra})(at)
         default = at.get("default_runtime_name")
-        if default.required_text() not in at.get("runtimes").names():
-            raise InvalidField(default.path, f'is "{default.text()}", which is no runtime of it')
+        if default.required_text() not in at.get("runtimes").key_names():
+            raise InvalidField(
+                default.path, f'is "{default.text()}", which is not one of its runtimes'
+            )
 
     return check
 

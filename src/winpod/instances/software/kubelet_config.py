@@ -1,48 +1,78 @@
-"""The kubelet on an instance: its command line, its configuration and what it joins with.
+"""The kubelet of an instance: command line, configuration and bootstrap kubeconfig.
 
-Flags are those that current kubelets have. The label with the build is the kubelet's own work.
+Flags are those of current kubelets. The kubelet itself sets the label with the Windows build.
 """
 
 from __future__ import annotations
 
 import base64
+import ipaddress
+from dataclasses import dataclass, field
 
 import yaml
 
-from winpod.cluster.instance_settings import InstanceSettings
 from winpod.instances import paths
-from winpod.instances.rules.stopping import KUBELET
-from winpod.instances.software.joining import Joining
+from winpod.instances.planner.state import KUBELET
+from winpod.operator.instance_settings import InstanceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class JoinConfig:
+    """How an instance joins a cluster, and the pod CIDR the cluster has assigned since.
+
+    `authority` is the cluster CA as PEM. `address` is where the instance is reached. `token` is the
+    bootstrap token, not needed once joined. `subnet` is the pod CIDR, which a cluster assigns only
+    to an existing Node.
+    """
+
+    api_server: str
+    authority: str
+    node: str
+    address: str = ""
+    token: str = field(default="", repr=False)
+    subnet: str = ""
+
+    @property
+    def ip(self) -> str:
+        """The address if it is an IP address and not a name, else empty."""
+        try:
+            return str(ipaddress.ip_address(self.address))
+        except ValueError:
+            return ""
+
 
 RESERVED = {"cpu": "500m", "memory": "2Gi", "ephemeral-storage": "1Gi"}
 TAINT = {"key": "os", "value": "Windows", "effect": "NoSchedule"}
 
 
 def kubelet_command(
-    settings: InstanceSettings, joining: Joining, *, rotates: bool
+    settings: InstanceSettings, join: JoinConfig, *, rotates: bool
 ) -> tuple[str, ...]:
-    """Behind the program that writes its log: a service has no output of its own."""
+    """Return the command, run by kube-log-runner: a Windows service has no output of its own."""
     flags = {
         "config": paths.KUBELET_CONFIG,
         "bootstrap-kubeconfig": paths.BOOTSTRAP_KUBECONFIG,
         "kubeconfig": paths.KUBECONFIG,
         "cert-dir": paths.CERTIFICATES,
         "container-runtime-endpoint": paths.RUNTIME_PIPE,
-        "node-ip": joining.ip,
+        "node-ip": join.ip,
         "node-labels": ",".join(f"{name}={value}" for name, value in settings.labels),
         "cloud-provider": settings.cloud_provider,
         "windows-priorityclass": "ABOVE_NORMAL_PRIORITY_CLASS",
         "v": "2",
     }
     return (
-        *logged(KUBELET, paths.KUBELET_LOGS, rotates=rotates),
+        *with_log_runner(KUBELET, paths.KUBELET_LOGS, rotates=rotates),
         "--windows-service",
         *(f"--{flag}={value}" for flag, value in flags.items() if value),
     )
 
 
-def logged(name: str, logs: str, *, rotates: bool) -> tuple[str, ...]:
-    """`rotates` is whether the runner knows how to: an older one ends over a flag it has not."""
+def with_log_runner(name: str, logs: str, *, rotates: bool) -> tuple[str, ...]:
+    """Return the log runner's command.
+
+    `rotates` is whether it supports rotation; an older one exits on an unknown flag.
+    """
     runner, program = rf"{paths.BIN}\kube-log-runner.exe", rf"{paths.BIN}\{name}.exe"
     limits = ("-log-file-size=100Mi", "-log-file-age=168h") if rotates else ()
     return (runner, rf"-log-file={logs}\{name}.log", *limits, program)
@@ -71,9 +101,9 @@ def kubelet_config(settings: InstanceSettings) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def bootstrap_kubeconfig(joining: Joining) -> str:
-    """It lets a kubelet in once, to ask for a certificate of its own."""
-    authority = base64.b64encode(joining.authority.encode()).decode()
+def bootstrap_kubeconfig(join: JoinConfig) -> str:
+    """Return the kubeconfig with which a kubelet requests its client certificate."""
+    authority = base64.b64encode(join.authority.encode()).decode()
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -81,12 +111,12 @@ def bootstrap_kubeconfig(joining: Joining) -> str:
             {
                 "name": "cluster",
                 "cluster": {
-                    "server": joining.api_server,
+                    "server": join.api_server,
                     "certificate-authority-data": authority,
                 },
             }
         ],
-        "users": [{"name": "bootstrap", "user": {"token": joining.token}}],
+        "users": [{"name": "bootstrap", "user": {"token": join.token}}],
         "contexts": [{"name": "bootstrap", "context": {"cluster": "cluster", "user": "bootstrap"}}],
         "current-context": "bootstrap",
     }

@@ -1,39 +1,49 @@
-"""The files that instances get: a directory with a `payload.toml` that says what is in it.
+"""Payload: the programs to install on instances, a directory with a `payload.toml`.
 
-Nothing is downloaded and nothing is taken on trust: every program is listed with its SHA256, is a
-program of Windows for the architecture that is written there, and has a name that is known here.
-The names decide where a program goes; directories within a payload mean nothing.
+Nothing is downloaded and nothing is trusted: every program is listed with its SHA256, is a Windows
+program of the stated architecture and has a name of the `PROGRAMS` table. The name decides where it
+is installed; subdirectories of a payload have no meaning.
+
+A payload can also be pulled as an image that `winpod image pack` made of its directory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from winpod.images.pe import Machine, machine_of
-from winpod.instances.errors import BadPayload
-from winpod.instances.rules.versions import Version
-from winpod.instances.software.programs import PROGRAMS, REQUIRED, Program
-from winpod.windows.errors import InvalidInput
-from winpod.windows.reading import At
+from winpod.errors import InvalidInput
+from winpod.field_reader import Field
+from winpod.images.layers.tree import FILES
+from winpod.images.pe import PeMachine, pe_machine
+from winpod.images.pull.puller import pull
+from winpod.images.registry.auth import CredentialSource
+from winpod.images.store.store import Store
+from winpod.instances.errors import InvalidPayload
+from winpod.instances.planner.versions import Version
+from winpod.instances.software.programs import PROGRAMS, REQUIRED, PayloadProgram
+from winpod.windows.builds import DEFAULT_HOST
+from winpod.windows.handlers import PROCESS_HANDLER
 
-LIST = "payload.toml"
-_MACHINES = {"amd64": Machine.AMD64, "arm64": Machine.ARM64}
+PAYLOAD_FILE = "payload.toml"
+_MACHINES = {"amd64": PeMachine.AMD64, "arm64": PeMachine.ARM64}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTAINERD = re.compile(
     rb"(?:mod|dep)\tgithub\.com/containerd/containerd(?:/v2)?\tv([0-9][^\t\n]*)"
 )
 _LOG_SIZE = b"log-file-size"
-_ADVICE = "Make the payload anew with `winpod instance payload`, from files that you trust."
+_ADVICE = "Create the payload again with `winpod instance payload`, from trusted files."
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadFile:
-    program: Program
+    program: PayloadProgram
     source: Path
     sha256: str
     size: int
@@ -41,9 +51,10 @@ class PayloadFile:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """`containerd` is that program's version: its configuration depends on it.
+    """A verified payload.
 
-    It rotates logs where its kube-log-runner.exe does.
+    `containerd` is the version of that program, which its configuration depends on. `rotates_logs`
+    is whether its kube-log-runner.exe supports log rotation.
     """
 
     version: str
@@ -57,47 +68,49 @@ class Payload:
 
 
 def read_payload(directory: Path) -> Payload:
-    """What is in a payload, once every file of it was read and found to be what is written."""
+    """Read a payload and verify every file against the list."""
     document = _read_list(directory)
     try:
-        document.allow("version", "architecture", "containerd", "files")
+        document.reject_unknown_keys("version", "architecture", "containerd", "files")
         version = document.get("version").required_text()
         Version.parse(version)
         architecture = document.get("architecture").one_of(*_MACHINES) or "amd64"
         containerd = Version.parse(document.get("containerd").required_text())
-        listed = document.get("files").pairs()
+        entries = document.get("files").text_map()
     except InvalidInput as error:
-        raise BadPayload(f"{directory / LIST}: {error}", _ADVICE) from None
+        raise InvalidPayload(f"{directory / PAYLOAD_FILE}: {error}", _ADVICE) from None
     files: dict[str, PayloadFile] = {}
-    for name, sha256 in listed:
+    for name, sha256 in entries:
         file = _read_file(directory, name, sha256, architecture)
         if file.program.name in files:
-            raise BadPayload(f"{directory / LIST} lists {file.program.name} twice.", _ADVICE)
+            raise InvalidPayload(
+                f"{directory / PAYLOAD_FILE} lists {file.program.name} twice.", _ADVICE
+            )
         files[file.program.name] = file
     if missing := [name for name in REQUIRED if name not in files]:
-        raise BadPayload(
+        raise InvalidPayload(
             f"the payload in {directory} has no {', '.join(missing)}.",
-            "No node runs without them: add the files, and make the payload anew.",
+            "Every node needs them: add the files, and create the payload again.",
         )
-    rotates = _has(files["kube-log-runner.exe"].source, _LOG_SIZE)
+    rotates = _contains(files["kube-log-runner.exe"].source, _LOG_SIZE)
     return Payload(version, architecture, containerd, files, rotates)
 
 
 def make_payload(directory: Path, version: str, containerd: str = "") -> Payload:
-    """List the programs beneath a directory, in it. What is no program of ours is not listed.
+    """Write the list of the known programs below a directory; other files are ignored.
 
-    The list appears whole: an operator may be reading it.
+    The list is replaced atomically, since an operator may be reading it.
     """
     Version.parse(version)
-    found = sorted(file for file in directory.rglob("*.exe") if file.name.lower() in PROGRAMS)
-    daemon = next((file for file in found if file.name.lower() == "containerd.exe"), None)
+    programs = sorted(file for file in directory.rglob("*.exe") if file.name.lower() in PROGRAMS)
+    daemon = next((file for file in programs if file.name.lower() == "containerd.exe"), None)
     if daemon is None:
-        raise BadPayload(
-            f"there is no containerd.exe beneath {directory}.",
-            "Put the programs there first; it needs " + ", ".join(REQUIRED) + ".",
+        raise InvalidPayload(
+            f"no containerd.exe found below {directory}.",
+            "Copy the programs there first; required are " + ", ".join(REQUIRED) + ".",
         )
-    machine = machine_of(daemon)
-    architecture = next((name for name, one in _MACHINES.items() if one == machine), "amd64")
+    machine = pe_machine(daemon)
+    architecture = next((name for name, value in _MACHINES.items() if value == machine), "amd64")
     containerd = containerd or _containerd_version(daemon)
     Version.parse(containerd)
     lines = [
@@ -106,95 +119,134 @@ def make_payload(directory: Path, version: str, containerd: str = "") -> Payload
         f'containerd = "{containerd}"',
         "",
         "[files]",
-        *(f'"{file.relative_to(directory).as_posix()}" = "{_hash(file)}"' for file in found),
+        *(f'"{file.relative_to(directory).as_posix()}" = "{_hash(file)}"' for file in programs),
     ]
-    new = directory / f".{LIST}.new"
-    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    new.replace(directory / LIST)
+    temporary = directory / f".{PAYLOAD_FILE}.new"
+    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    temporary.replace(directory / PAYLOAD_FILE)
     return read_payload(directory)
 
 
-def _read_list(directory: Path) -> At:
-    path = directory / LIST
+def _read_list(directory: Path) -> Field:
+    path = directory / PAYLOAD_FILE
     try:
         with path.open("rb") as file:
-            return At(tomllib.load(file))
+            return Field(tomllib.load(file))
     except FileNotFoundError:
-        raise BadPayload(f"{directory} is no payload: it has no {LIST}.", _ADVICE) from None
+        raise InvalidPayload(
+            f"{directory} is not a payload: it has no {PAYLOAD_FILE}.", _ADVICE
+        ) from None
     except OSError as error:
-        raise BadPayload(
-            f"{path} cannot be read: {error.strerror}.", "See whose the file is, and its disk."
+        raise InvalidPayload(
+            f"{path} cannot be read: {error.strerror}.",
+            "Check the file's permissions and its disk.",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadPayload(f"{path} is not TOML: {error}.", _ADVICE) from None
+        raise InvalidPayload(f"{path} is not TOML: {error}.", _ADVICE) from None
 
 
 def _read_file(directory: Path, name: str, sha256: str, architecture: str) -> PayloadFile:
-    inner = PurePosixPath(name)
-    program = PROGRAMS.get(inner.name.lower())
+    relative = PurePosixPath(name)
+    program = PROGRAMS.get(relative.name.lower())
     if program is None:
-        raise BadPayload(
-            f"{directory / LIST} lists {name}, which is no program that goes to an instance.",
-            "Those are " + ", ".join(PROGRAMS) + ".",
+        raise InvalidPayload(
+            f"{directory / PAYLOAD_FILE} lists {name}, which is not a program of an instance.",
+            "Known programs are " + ", ".join(PROGRAMS) + ".",
         )
-    if inner.is_absolute() or ".." in inner.parts:
-        raise BadPayload(f"{directory / LIST} lists {name}, which is outside of it.", _ADVICE)
-    path = directory / inner
+    if relative.is_absolute() or ".." in relative.parts:
+        raise InvalidPayload(
+            f"{directory / PAYLOAD_FILE} lists {name}, which is outside the payload.", _ADVICE
+        )
+    path = directory / relative
     if not _SHA256.fullmatch(sha256):
-        raise BadPayload(f'{directory / LIST}: "{sha256}", of {name}, is no SHA256.', _ADVICE)
+        raise InvalidPayload(
+            f'{directory / PAYLOAD_FILE}: "{sha256}", of {name}, is not a SHA256.', _ADVICE
+        )
     if not path.is_file():
-        raise BadPayload(f"the payload lists {name}, and {path} is not there.", _ADVICE)
-    found = _hash(path)
-    if found != sha256:
-        raise BadPayload(
-            f"{path} is not the file that the payload lists: its SHA256 is {found}, and {sha256} "
+        raise InvalidPayload(f"the payload lists {name}, and {path} does not exist.", _ADVICE)
+    actual = _hash(path)
+    if actual != sha256:
+        raise InvalidPayload(
+            f"{path} differs from the payload's list: its SHA256 is {actual}, and {sha256} "
             "was expected.",
             _ADVICE,
         )
-    machine = machine_of(path)
+    machine = pe_machine(path)
     if machine is None:
-        raise BadPayload(f"{path} is no program of Windows.", _ADVICE)
+        raise InvalidPayload(f"{path} is not a Windows program.", _ADVICE)
     if machine != _MACHINES[architecture]:
-        raise BadPayload(
+        raise InvalidPayload(
             f"{path} is for {_machine_name(machine)}, and the payload for {architecture}.", _ADVICE
         )
     return PayloadFile(program, path, sha256, path.stat().st_size)
 
 
 def _machine_name(machine: int) -> str:
-    return next((one.name.lower() for one in Machine if one == machine), f"machine {machine:#x}")
-
-
-def _containerd_version(program: Path) -> str:
-    """What the Go linker wrote into it; a build from a working copy says no version."""
-    for piece in _overlapping(program):
-        if match := _CONTAINERD.search(piece):
-            return match[1].decode().removesuffix("+incompatible")
-    raise BadPayload(
-        f"{program} does not say which version of containerd it is.",
-        "Name it: its configuration depends on it.",
+    return next(
+        (value.name.lower() for value in PeMachine if value == machine), f"machine {machine:#x}"
     )
 
 
-def _has(program: Path, words: bytes) -> bool:
-    return any(words in piece for piece in _overlapping(program))
+def _containerd_version(program: Path) -> str:
+    """Return the version the Go linker recorded; builds from a working copy have none."""
+    for chunk in _overlapping_chunks(program):
+        if match := _CONTAINERD.search(chunk):
+            return match[1].decode().removesuffix("+incompatible")
+    raise InvalidPayload(
+        f"{program} does not contain the version of containerd.",
+        "Specify it: the configuration depends on it.",
+    )
 
 
-def _overlapping(path: Path) -> Iterator[bytes]:
+def _contains(program: Path, pattern: bytes) -> bool:
+    return any(pattern in chunk for chunk in _overlapping_chunks(program))
+
+
+def _overlapping_chunks(path: Path) -> Iterator[bytes]:
     tail = b""
-    for piece in _pieces(path):
-        yield tail + piece
-        tail = piece[-512:]
+    for chunk in _chunks(path):
+        yield tail + chunk
+        tail = chunk[-512:]
 
 
 def _hash(path: Path) -> str:
     digest = hashlib.sha256()
-    for piece in _pieces(path):
-        digest.update(piece)
+    for chunk in _chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            yield piece
+        while chunk := file.read(1 << 20):
+            yield chunk
+
+
+async def fetch_payload(
+    image: str, directory: Path, root: Path, credentials: Sequence[CredentialSource] = ()
+) -> Payload:
+    """Pull a payload image into a new directory; `root` is that of the image store."""
+    with Store(root) as store:
+        pulled = await pull(store, image, PROCESS_HANDLER, DEFAULT_HOST, credentials=credentials)
+        return await asyncio.to_thread(_copy, image, store.layers_of(pulled), directory)
+
+
+def _copy(image: str, layers: Sequence[Path], directory: Path) -> Payload:
+    """Copy the files, the list last: without it, an interrupted copy is not a payload."""
+    layer = next(
+        (candidate / FILES for candidate in layers if (candidate / FILES / PAYLOAD_FILE).is_file()),
+        None,
+    )
+    if layer is None:
+        raise InvalidPayload(
+            f"the image {image} has no {PAYLOAD_FILE}.",
+            "Create a payload with `winpod instance payload`; pack it with `winpod image pack`.",
+        )
+    if (directory / PAYLOAD_FILE).exists():
+        raise InvalidInput(f"{directory} already has a payload.", "Use another directory.")
+    for file in read_payload(layer).files.values():
+        target = directory / file.source.relative_to(layer)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.source, target)
+    shutil.copyfile(layer / PAYLOAD_FILE, directory / PAYLOAD_FILE)
+    return read_payload(directory)

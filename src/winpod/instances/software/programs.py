@@ -1,11 +1,11 @@
-"""The programs that go to an instance: where each belongs, who uses it, and which must be there."""
+"""Programs on an instance: install directory, services that use them, and which are required."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from winpod.instances import paths
-from winpod.instances.rules.stopping import CONTAINERD, KUBELET
+from winpod.instances.planner.state import CONTAINERD, KUBELET
 
 KUBE_PROXY = "kube-proxy"
 HYBRID_OVERLAY = "hybrid-overlay-node"
@@ -14,10 +14,11 @@ EXPORTER = "windows_exporter"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """`used_by` are the services that keep its file, or would run two versions at once.
+class PayloadProgram:
+    """A program of the payload.
 
-    What is used by pods is kept by those that a drain leaves, too: those of DaemonSets.
+    `used_by` are the services that hold its file open, or would run two versions at once. A program
+    used by pods is also held by pods that a drain leaves, those of DaemonSets.
     """
 
     name: str
@@ -32,27 +33,27 @@ class Program:
 
 
 _TABLE = (
-    Program("containerd.exe", paths.BIN, (CONTAINERD,), is_required=True),
-    Program(
+    PayloadProgram("containerd.exe", paths.BIN, (CONTAINERD,), is_required=True),
+    PayloadProgram(
         "containerd-shim-runhcs-v1.exe",
         paths.BIN,
         (CONTAINERD,),
         is_required=True,
         used_by_pods=True,
     ),
-    Program("crictl.exe", paths.BIN, (), is_required=True),
-    Program("ctr.exe", paths.BIN, ()),
-    Program("kubelet.exe", paths.BIN, (KUBELET,), is_required=True),
-    Program("kube-log-runner.exe", paths.BIN, (KUBELET, KUBE_PROXY), is_required=True),
-    Program("kube-proxy.exe", paths.BIN, (KUBE_PROXY,)),
-    Program("hybrid-overlay-node.exe", paths.BIN, (HYBRID_OVERLAY,)),
-    Program("csi-proxy.exe", paths.BIN, (CSI_PROXY,)),
-    Program("windows_exporter.exe", paths.BIN, (EXPORTER,)),
-    Program("win-overlay.exe", paths.CNI_BIN, (KUBELET,)),
-    Program("win-bridge.exe", paths.CNI_BIN, (KUBELET,)),
-    Program("sdnoverlay.exe", paths.CNI_BIN, (KUBELET,)),
-    Program("sdnbridge.exe", paths.CNI_BIN, (KUBELET,)),
-    Program("host-local.exe", paths.CNI_BIN, (KUBELET,)),
+    PayloadProgram("crictl.exe", paths.BIN, (), is_required=True),
+    PayloadProgram("ctr.exe", paths.BIN, ()),
+    PayloadProgram("kubelet.exe", paths.BIN, (KUBELET,), is_required=True),
+    PayloadProgram("kube-log-runner.exe", paths.BIN, (KUBELET, KUBE_PROXY), is_required=True),
+    PayloadProgram("kube-proxy.exe", paths.BIN, (KUBE_PROXY,)),
+    PayloadProgram("hybrid-overlay-node.exe", paths.BIN, (HYBRID_OVERLAY,)),
+    PayloadProgram("csi-proxy.exe", paths.BIN, (CSI_PROXY,)),
+    PayloadProgram("windows_exporter.exe", paths.BIN, (EXPORTER,)),
+    PayloadProgram("win-overlay.exe", paths.CNI_BIN, (KUBELET,)),
+    PayloadProgram("win-bridge.exe", paths.CNI_BIN, (KUBELET,)),
+    PayloadProgram("sdnoverlay.exe", paths.CNI_BIN, (KUBELET,)),
+    PayloadProgram("sdnbridge.exe", paths.CNI_BIN, (KUBELET,)),
+    PayloadProgram("host-local.exe", paths.CNI_BIN, (KUBELET,)),
 )
 PROGRAMS = {program.name: program for program in _TABLE}
 REQUIRED = tuple(program.name for program in _TABLE if program.is_required)

@@ -1,0 +1,14 @@
+/* Relays the streams and signals of a running program, and writes its log and exit code. */
+
+#ifndef WINPOD_STDIO_RELAY_H
+#define WINPOD_STDIO_RELAY_H
+
+#include <stdbool.h>
+
+/* Returns a signalfd of the signals that `relay_stdio` converts to Windows' events. */
+int catch_signals(void);
+
+/* Runs until the program of a bundle exits, or the agent's connection ends. */
+_Noreturn void relay_stdio(int bundle, int agent, int signals, bool with_terminal);
+
+#endif

@@ -1,0 +1,285 @@
+"""`winpod play`: run Kubernetes manifests on this machine without a cluster.
+
+Images are pulled by this process before the objects are applied, to show the progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from winpod.cli.images.pull import pull_image
+from winpod.cli.options import Format, Output, Root
+from winpod.cli.play.table import failed_workloads, list_changes, print_changes, print_state
+from winpod.cli.play.wait import WAIT_SECONDS, wait_settled
+from winpod.compute.hypervisor.accelerator import is_emulation_allowed
+from winpod.config import Config, read_config
+from winpod.errors import InvalidInput, WinpodError
+from winpod.images.errors import ImageNotPulled
+from winpod.images.layout import open_layout
+from winpod.images.pull.platform_match import resolve_handler
+from winpod.images.pull.puller import find_variant
+from winpod.images.references import parse_reference
+from winpod.images.registry.auth import read_pull_secrets
+from winpod.images.resolver import parse_layout_name
+from winpod.images.store.store import Store
+from winpod.play.apiserver.objects import Document, ObjectKey, key_of, read_manifest_files
+from winpod.play.client import PlayClient, connect_or_start
+from winpod.play.nodes import parse_node
+from winpod.play.proxy.service_proxy import parse_published_port
+from winpod.windows.builds import parse_build
+
+
+async def pull_images(
+    pulls: Iterable[dict[str, Any]], layouts: Iterable[str], config: Config
+) -> list[str]:
+    """Pull the images and return those that came from a local OCI layout.
+
+    A failed pull is printed and left to the nodes, which retry it.
+    """
+    layout_paths = [Path(layout) for layout in layouts]
+    local = []
+    for pull in pulls:
+        image, pull_config = pull["image"], replace(config, host_build=parse_build(pull["build"]))
+        handler = resolve_handler(config.handlers, pull["handler"])
+        local_name = _find_in_layouts(image, layout_paths)
+        try:
+            if local_name:
+                await pull_image(local_name, handler, pull_config, quiet=True)
+                local.append(image)
+                continue
+            try:
+                with Store(
+                    pull_config.root, host=pull_config.host_build, handlers=pull_config.handlers
+                ) as store:
+                    await find_variant(store, image, handler, pull_config.host_build)
+            except ImageNotPulled:
+                secrets = read_pull_secrets([json.loads(text) for text in pull["secrets"]])
+                await pull_image(image, handler, pull_config, credentials=secrets)
+        except WinpodError as error:
+            print(f"winpod: {error}", file=sys.stderr)
+    return local
+
+
+def _find_in_layouts(image: str, layouts: Iterable[Path]) -> str:
+    """Return the image's name in the first layout that contains it, or an empty string."""
+    if parse_layout_name(image):
+        return image
+    reference = parse_reference(image)
+    for path in layouts:
+        layout = open_layout(path)
+        try:
+            if layout.find(reference):
+                return f"oci:{path}:{image}"
+        finally:
+            layout.close()
+    return ""
+
+
+_WATCH_SECONDS = 0.5
+
+
+def command(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Manifest files, directories, or - for stdin."),
+    ] = None,
+    filename: Annotated[
+        list[str] | None,
+        typer.Option("--filename", "-f", help="Manifest file, as with kubectl. May be repeated."),
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node",
+            metavar="BUILD[:NAME]",
+            help="Node to run, such as 2019 or 2022:web. May be repeated.",
+        ),
+    ] = None,
+    layout: Annotated[
+        list[Path] | None,
+        typer.Option("--layout", help="OCI layout to take images from first. May be repeated."),
+    ] = None,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish",
+            "-p",
+            metavar="8080:web:80",
+            help="Publish a local port to a Service or workload.",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Namespace of objects that name none.")
+    ] = "default",
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until pods are ready or have failed.")
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Maximum time to wait.")
+    ] = WAIT_SECONDS,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Keep running and apply the files when they change."),
+    ] = False,
+    serve_here: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
+    root: Root = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Run Kubernetes manifests on this machine without a cluster.
+
+    winpod play app.yaml                           create or update the objects
+
+    winpod play app.yaml --node 2019 --node 2022   run nodes of these builds
+
+    A background process runs the controllers; see ps --pods, logs, exec, describe, events, down.
+    Exit code: 0 all pods are ready or completed, 1 some are not.
+    """
+    config = read_config()
+    config = replace(config, root=(root or config.root).absolute())
+    if serve_here:
+        _serve(config)
+        return
+    sources = [*(files or ()), *(filename or ())]
+    if not sources:
+        raise InvalidInput("No manifest was given.", "Name a file: winpod play app.yaml")
+    request = _PlayRequest(
+        sources,
+        namespace,
+        [parse_node(text) for text in node or ()],
+        [str(path.absolute()) for path in layout or ()],
+        list(publish or ()),
+    )
+    for text in request.publish:
+        parse_published_port(text)
+    is_ready = asyncio.run(_play(request, config, timeout if wait else 0, watch, output))
+    raise typer.Exit(0 if is_ready else 1)
+
+
+class _PlayRequest:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        namespace: str,
+        nodes: list[Document],
+        layouts: list[str],
+        publish: list[str],
+    ) -> None:
+        self.sources = sources
+        self.namespace = namespace
+        self.nodes = nodes
+        self.layouts = layouts
+        self.publish = publish
+
+    def read(self) -> list[Document]:
+        """Read the manifests. An empty file (being written) is an error, not a deletion."""
+        if documents := read_manifest_files(self.sources, self.namespace):
+            return documents
+        raise InvalidInput(
+            f"{', '.join(self.sources)} contains no objects.",
+            "Name a manifest with, for example, a Pod or a Deployment.",
+        )
+
+    def body(self, documents: list[Document], local: Sequence[str] = ()) -> Document:
+        return {
+            "objects": documents,
+            "nodes": self.nodes,
+            "layouts": self.layouts,
+            "publish": self.publish,
+            "local": list(local),
+        }
+
+    def stamp(self) -> object:
+        """Return a value that changes when a file changes."""
+        files = [
+            file
+            for source in self.sources
+            for file in (
+                sorted(Path(source).rglob("*")) if Path(source).is_dir() else [Path(source)]
+            )
+        ]
+        return [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
+
+
+def _serve(config: Config) -> None:
+    from winpod.play.server import serve
+
+    level = config.runtime.log_level.upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(serve(config.root, config))
+
+
+async def _play(
+    request: _PlayRequest, config: Config, seconds: float, watch: bool, output: Format
+) -> bool:
+    latest = stamp = request.stamp()
+    documents = request.read()
+    emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
+    async with connect_or_start(config.root, config, emulation=emulation) as client:
+        is_ready = await _apply(client, request, documents, config, seconds, output)
+        while watch:
+            await asyncio.sleep(_WATCH_SECONDS)
+            before, latest = latest, request.stamp()
+            if latest == stamp or latest != before:
+                continue
+            stamp = latest
+            try:
+                new = request.read()
+                removed = await _remove(client, {*map(key_of, documents)} - {*map(key_of, new)})
+                if output is Format.TEXT:
+                    print_changes(removed)
+                documents = new
+                is_ready = await _apply(
+                    client, request, documents, config, seconds, output, removed
+                )
+            except WinpodError as error:
+                print(f"winpod: {error}", file=sys.stderr)
+        return is_ready
+
+
+async def _apply(
+    client: PlayClient,
+    request: _PlayRequest,
+    documents: list[Document],
+    config: Config,
+    seconds: float,
+    output: Format,
+    removed: Document | None = None,
+) -> bool:
+    """Apply the manifests and print the result. JSON output also lists what was `removed`."""
+    pulls = await client.post("pulls", request.body(documents))
+    local = await pull_images(pulls, request.layouts, config)
+    result = await client.post("apply", request.body(documents, local))
+    if output is Format.TEXT:
+        print_changes(result)
+    if seconds:
+        state = await wait_settled(client, map(key_of, documents), seconds)
+    else:
+        state = await client.get("state")
+    if output is Format.JSON:
+        changes = [*list_changes(removed or {"changes": ()}), *list_changes(result)]
+        notes = result.get("notes", [])
+        print(json.dumps({"changes": changes, "notes": notes, **state}, indent=2), flush=True)
+    if not seconds:
+        return True
+    if output is Format.TEXT:
+        print_state(state)
+    is_ready = all(pod["isReady"] or pod["phase"] == "Succeeded" for pod in state["pods"])
+    return is_ready and not failed_workloads(state)
+
+
+async def _remove(client: PlayClient, keys: set[ObjectKey]) -> Document:
+    if not keys:
+        return {"changes": []}
+    body = {"keys": [[key.kind, key.namespace, key.name] for key in sorted(keys)]}
+    result: Document = await client.post("delete", body)
+    return result

@@ -1,1 +1,0 @@
-"""The cluster's brain: what runs where, and why not."""

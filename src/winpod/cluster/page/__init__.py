@@ -1,1 +1,0 @@
-"""The operator's page: what it sees, for people, read-only."""

@@ -1,0 +1,125 @@
+"""Concurrency helpers: keyed locks, backoff, supervised and uncancellable tasks, own threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+_T = TypeVar("_T")
+
+
+def run_in_own_thread(work: Callable[[], _T]) -> _T:
+    """Run the work in a new thread and return its result.
+
+    For work that changes the thread itself, such as entering a namespace: a thread cannot leave one
+    again, so it must end afterwards.
+    """
+    result: list[_T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+class KeyedLock:
+    """Per-key asyncio locks."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffState:
+    """Backoff of a failing container: the wait after its next failure, and when it was set."""
+
+    wait: timedelta
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffPolicy:
+    """Restart backoff of the kubelet.
+
+    The first restart is immediate; then the wait is ten seconds, doubled each time up to five
+    minutes, counted from the exit. It is reset after running for twice the maximum wait.
+    """
+
+    initial: timedelta = timedelta(seconds=10)
+    maximum: timedelta = timedelta(minutes=5)
+
+    def ready_at(self, state: BackoffState | None, ended: datetime) -> datetime:
+        """Return when a container that exited at `ended` may be restarted."""
+        if state is None or self._is_reset(state, ended):
+            return ended
+        return ended + state.wait
+
+    def next(self, state: BackoffState | None, ended: datetime, now: datetime) -> BackoffState:
+        """Return the state to keep after a restart."""
+        if state is None or self._is_reset(state, ended):
+            return BackoffState(self.initial, now)
+        return BackoffState(min(state.wait * 2, self.maximum), now)
+
+    def _is_reset(self, state: BackoffState, ended: datetime) -> bool:
+        return ended - state.since > 2 * self.maximum
+
+
+def format_backoff(wait: timedelta) -> str:
+    """Format a duration as Kubernetes does: `10s`, `1m20s`, `5m0s`."""
+    minutes, seconds = divmod(round(wait.total_seconds()), 60)
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+async def supervise(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` forever; log an exception and restart it after a second."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logging.getLogger(__name__).exception("%s failed; restarting", name)
+        await asyncio.sleep(1.0)
+
+
+async def run_to_completion(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` to its end even if the caller is cancelled, and then raise the cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # retrieved, because the caller was cancelled
+        raise
+
+
+async def gather_or_cancel(work: list[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results in order; the first failure cancels the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,1 @@
+"""Access to an instance over SSH: facts, steps, reboot, locking and log collection."""

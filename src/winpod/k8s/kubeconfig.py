@@ -1,0 +1,276 @@
+"""Client configuration from a kubeconfig or a service account.
+
+Tokens from files and exec plugins are refreshed, since they expire. The kubeconfig is reloaded when
+it or a file it refers to is replaced, and when the server rejects the credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from winpod.errors import InvalidInput, PermissionDenied, Unavailable
+from winpod.field_reader import Field
+
+Versions = tuple[tuple[int, int] | None, ...]
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_REFRESH_SECONDS = 60
+_PLUGIN_TIMEOUT = 60
+
+
+@dataclass(slots=True)
+class RestConfig:
+    """Address and credentials of an API server.
+
+    `ssl_context` has the CA and the client certificate, if any; `chain` is that certificate.
+    `files` are the kubeconfig and the files it refers to.
+    """
+
+    url: str
+    ssl_context: ssl.SSLContext
+    ca_data: bytes = b""
+    token: str = ""
+    token_file: Path | None = None
+    plugin: Mapping[str, Any] | None = None
+    chain: bytes = b""
+    files: tuple[Path, ...] = ()
+    _versions: Versions = ()
+    _fresh_until: float = field(default=float("-inf"), repr=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    async def headers(self) -> dict[str, str]:
+        async with self._lock:
+            await self._refresh_token()
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    async def _refresh_token(self) -> None:
+        now = time.monotonic()
+        if now < self._fresh_until:
+            return
+        fresh = float(_TOKEN_REFRESH_SECONDS)
+        if self.token_file:
+            try:
+                self.token = self.token_file.read_text().strip()
+            except OSError as error:
+                raise Unavailable(
+                    f"Failed to read the API server token {self.token_file}: {error.strerror}."
+                ) from None
+        elif self.plugin:
+            self.token, expires = await _run_plugin(self.plugin)
+            if expires:
+                fresh = (expires - datetime.now(UTC)).total_seconds() - _TOKEN_REFRESH_SECONDS
+        self._fresh_until = now + fresh
+
+    def is_outdated(self) -> bool:
+        """Whether a file was replaced since it was read."""
+        return _versions(self.files) != self._versions
+
+    def reload(self) -> bool:
+        """Read the files again; return whether new connections are required."""
+        self._fresh_until = float("-inf")
+        if not self.files:
+            return False
+        try:
+            new = read_kubeconfig(self.files[0])
+        except InvalidInput as error:
+            raise Unavailable(error.message) from None
+        is_changed = new._identity() != self._identity()
+        self.url, self.ssl_context = new.url, new.ssl_context
+        self.ca_data, self.chain = new.ca_data, new.chain
+        self.token, self.token_file, self.plugin = new.token, new.token_file, new.plugin
+        self.files, self._versions = new.files, new._versions
+        return is_changed
+
+    def _identity(self) -> tuple[str, bytes, bytes]:
+        return self.url, self.ca_data, self.chain
+
+
+def read_kubeconfig(file: Path, option: str = "--kubeconfig") -> RestConfig:
+    """Read the current context of a kubeconfig; `option` is the CLI option that named the file."""
+    try:
+        document = Field(yaml.safe_load(file.read_text()))
+        context = _named(document, "contexts", document.get("current-context").required_text())
+        cluster = _named(document, "clusters", context.get("context", "cluster").required_text())
+        name = context.get("context", "user").text()
+        user = _named(document, "users", name).get("user") if name else Field({})
+        return _to_config(cluster.get("cluster"), user, file)
+    except FileNotFoundError as error:
+        if error.filename == str(file):
+            raise InvalidInput(
+                f"{file} does not exist.", f"Set {option} to an existing file."
+            ) from None
+        raise InvalidInput(f"{error.filename}, referenced by {file}, does not exist.") from None
+    except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"{file} is not a valid kubeconfig: {reason}") from None
+
+
+def normalize_url(server: str) -> str:
+    """Add the https scheme to a plain address."""
+    return server if "://" in server else f"https://{server}"
+
+
+def token_config(url: str, token: str, authority: bytes = b"") -> RestConfig:
+    """Return a config for a token; without a CA, the system's CAs are trusted."""
+    return RestConfig(url.rstrip("/"), _ssl_context(authority, insecure=False), authority, token)
+
+
+def in_cluster_config(files: Path = SERVICE_ACCOUNT) -> RestConfig:
+    """Return the config of the pod's service account."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    try:
+        if not host:
+            raise InvalidInput("KUBERNETES_SERVICE_HOST is not set.")
+        authority = (files / "ca.crt").read_bytes()
+        address = f"[{host}]" if ":" in host else host
+        return RestConfig(
+            f"https://{address}:{port or 443}",
+            _ssl_context(authority, insecure=False),
+            authority,
+            token_file=files / "token",
+        )
+    except (OSError, ValueError, InvalidInput) as error:
+        raise InvalidInput(
+            f"Failed to load the service account of the pod: {error}",
+            "Outside of a cluster, set --kubeconfig.",
+        ) from None
+
+
+def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) -> None:
+    """Write a kubeconfig for a node's client certificate."""
+    cluster: dict[str, str] = {"server": url}
+    if authority:
+        cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
+    user = {"client-certificate": str(certificate), "client-key": str(certificate)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "default", "cluster": cluster}],
+        "users": [{"name": "default", "user": user}],
+        "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+        "current-context": "default",
+    }
+    new = file.with_name(f".{file.name}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.touch(0o600)
+        new.write_text(json.dumps(document, indent=2))
+        new.replace(file)
+    except OSError as error:
+        raise PermissionDenied(
+            f"Failed to write the kubeconfig {file}: {error.strerror}.",
+            "Set --kubeconfig to a writable file.",
+        ) from None
+
+
+def _to_config(cluster: Field, user: Field, file: Path) -> RestConfig:
+    folder = file.parent
+    references = (
+        cluster.get("certificate-authority").text(),
+        user.get("client-certificate").text(),
+        user.get("client-key").text(),
+    )
+    files = (file, *(folder / name for name in references if name))
+    versions = _versions(files)
+    authority = _content(cluster, "certificate-authority", folder)
+    ssl_context = _ssl_context(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
+    chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
+    if chain and key:
+        _load_client_certificate(ssl_context, chain, key)
+    token_file = user.get("tokenFile").text()
+    return RestConfig(
+        cluster.get("server").required_text().rstrip("/"),
+        ssl_context,
+        authority,
+        user.get("token").text(),
+        folder / token_file if token_file else None,
+        user.get("exec").value if user.get("exec") else None,
+        chain,
+        files,
+        versions,
+    )
+
+
+def _versions(files: Iterable[Path]) -> Versions:
+    return tuple(file_version(file) for file in files)
+
+
+def file_version(file: Path) -> tuple[int, int] | None:
+    """Return a value that changes when the file is replaced; None if it does not exist."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+def _named(document: Field, section: str, name: str) -> Field:
+    for item in document.get(section).items():
+        if item.get("name").text() == name:
+            return item
+    raise InvalidInput(f'it has no {section.removesuffix("s")} "{name}".')
+
+
+def _content(at: Field, name: str, folder: Path) -> bytes:
+    data, path = at.get(f"{name}-data").text(), at.get(name).text()
+    try:
+        if data:
+            return base64.b64decode(data)
+        return (folder / path).read_bytes() if path else b""
+    except binascii.Error:
+        raise InvalidInput(f"{name}-data is not base64.") from None
+
+
+def _ssl_context(authority: bytes, *, insecure: bool) -> ssl.SSLContext:
+    ssl_context = ssl.create_default_context(cadata=authority.decode() if authority else None)
+    if insecure:
+        ssl_context.check_hostname = False
+        ssl_context.verify_mode = ssl.CERT_NONE
+    return ssl_context
+
+
+def _load_client_certificate(ssl_context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """Load a client certificate. OpenSSL reads certificates from files only."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(chain.rstrip() + b"\n" + key)
+        file.flush()
+        ssl_context.load_cert_chain(file.name)
+
+
+async def _run_plugin(plugin: Mapping[str, Any]) -> tuple[str, datetime | None]:
+    """Run an exec credential plugin; return the token and its expiry."""
+    environment = {item["name"]: item["value"] for item in plugin.get("env") or ()}
+    exec_info: dict[str, Any] = {
+        "apiVersion": plugin.get("apiVersion"),
+        "kind": "ExecCredential",
+        "spec": {},
+    }
+    command = [str(plugin["command"]), *map(str, plugin.get("args") or ())]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), _PLUGIN_TIMEOUT)
+        status = json.loads(output)["status"]
+        expires = status.get("expirationTimestamp")
+        return str(status["token"]), datetime.fromisoformat(expires) if expires else None
+    except (OSError, ValueError, KeyError, TimeoutError) as error:
+        raise Unavailable(
+            f"The credential plugin {command[0]} returned no token: {error!r}."
+        ) from None

@@ -1,0 +1,1 @@
+"""The kubelet: runs pods from manifest files or from an API server."""

@@ -1,0 +1,47 @@
+"""Shared dependencies of the kubelet's parts: runtime client, API objects, and managers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from google.protobuf.message import Message
+from lightkube.models import core_v1 as v1
+
+from winpod.clock import utc_now
+from winpod.concurrency import BackoffPolicy
+from winpod.cri.rpc import CriClient
+from winpod.kubelet.images.image_manager import ImageManager
+from winpod.kubelet.interfaces import EventType, ObjectSource, StatusReporter
+from winpod.kubelet.metrics import KubeletMetrics
+from winpod.kubelet.node_config import NodeConfig
+from winpod.kubelet.pleg import Pleg
+from winpod.kubelet.prober.probe import Prober
+from winpod.kubelet.runtime_client import CALL_TIMEOUT, RuntimeReadiness, call_with_timeout
+from winpod.kubelet.volumes.manager import VolumeManager
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletContext:
+    client: CriClient
+    node_config: NodeConfig
+    objects: ObjectSource
+    reporter: StatusReporter
+    volumes: VolumeManager
+    image_manager: ImageManager
+    prober: Prober
+    pleg: Pleg
+    readiness: RuntimeReadiness
+    metrics: KubeletMetrics
+    clock: Callable[[], datetime] = utc_now
+    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+
+    async def call(self, name: str, request: Message, seconds: float = CALL_TIMEOUT) -> Any:
+        return await call_with_timeout(self.client, name, request, seconds)
+
+    async def record_event(
+        self, pod: v1.Pod, kind: EventType, reason: str, message: str, container: str = ""
+    ) -> None:
+        await self.reporter.event(pod, kind, reason, message, container)

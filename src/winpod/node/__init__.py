@@ -1,1 +1,0 @@
-"""The kubelet's role: pods from manifest files or from an API server, and what to do with them."""

@@ -1,0 +1,1 @@
+"""The operator: RuntimeClasses and node labels, pod admission, Windows upgrades, dashboard."""

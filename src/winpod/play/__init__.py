@@ -1,0 +1,1 @@
+"""Local control plane behind `winpod play`: object store, controllers, scheduler, proxy, nodes."""

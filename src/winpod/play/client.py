@@ -1,0 +1,146 @@
+"""Client of the `winpod play` daemon; starts the daemon if none serves the root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
+
+from winpod.config import ComputeKind, Config
+from winpod.cri.daemonize import start_daemon
+from winpod.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+from winpod.files import FileLock
+from winpod.play.apiserver.objects import Document
+from winpod.play.server import play_directory, socket_path
+
+_MAX_SOCKET_PATH = 90
+_REQUEST_TIMEOUT_SECONDS = 600.0
+
+
+class PlayRequestFailed(WinpodError):
+    """An error returned by the play daemon, with its message and hint."""
+
+    def __init__(self, reply: Document) -> None:
+        super().__init__(reply.get("sentence", "The request failed."), reply.get("advice", ""))
+
+
+class PlayClient:
+    def __init__(self, root: Path) -> None:
+        self._http = ClientSession(
+            connector=UnixConnector(str(socket_path(root))),
+            timeout=ClientTimeout(total=_REQUEST_TIMEOUT_SECONDS),
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def get(self, path: str, **query: str) -> Any:
+        return await self._request("GET", path, params=query)
+
+    async def post(self, path: str, body: Document) -> Any:
+        return await self._request("POST", path, json=body)
+
+    async def _request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            async with self._http.request(method, f"http://play/{path}", **options) as response:
+                reply = await response.json() if response.content_type.endswith("json") else {}
+                if response.status >= 400:
+                    raise PlayRequestFailed(reply)
+                return reply
+        except (ClientError, OSError) as error:
+            raise Unavailable(f"The play daemon does not answer: {error}.") from None
+
+
+async def connect_existing(root: Path) -> PlayClient | None:
+    """Connect to a running daemon; None if there is none."""
+    if not socket_path(root).exists():
+        return None
+    client = PlayClient(root)
+    try:
+        await client.get("process")
+    except WinpodError:
+        await client.close()
+        return None
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+@asynccontextmanager
+async def connect_or_start(
+    root: Path, config: Config, *, emulation: bool = False
+) -> AsyncIterator[PlayClient]:
+    """Connect to the daemon, starting it if necessary.
+
+    With `emulation`, a daemon that may not emulate is replaced by one that may.
+    """
+    client = await connect_existing(root)
+    if client and emulation:
+        client = await _stop_without_emulation(client, root)
+    client = client or await _start(root, config)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _stop_without_emulation(client: PlayClient, root: Path) -> PlayClient | None:
+    """Return the client if its daemon allows emulation; otherwise stop the daemon.
+
+    Pods keep running.
+    """
+    process = await client.get("process")
+    if process.get("emulation"):
+        return client
+    await client.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process["id"], signal.SIGTERM)
+    await _wait_unlocked(play_directory(root) / "lock")
+    return None
+
+
+async def _start(root: Path, config: Config) -> PlayClient:
+    simulated = config.runtime.compute is ComputeKind.SIMULATED
+    if os.geteuid() != 0 and not simulated:
+        if socket_path(root).exists():
+            raise PermissionDenied(
+                f"The play daemon of {root} belongs to another user.", "Use sudo."
+            )
+        raise PermissionDenied(
+            f"No play daemon runs for {root}, and only root can start it.", "Use sudo."
+        )
+    directory, socket = play_directory(root), socket_path(root)
+    if len(os.fsencode(socket)) > _MAX_SOCKET_PATH:
+        raise InvalidInput(
+            f"The socket path {socket} is too long.", "Use a shorter --root, or a symbolic link."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = await FileLock.acquire_async(directory / "starting")
+    try:
+        if client := await connect_existing(root):
+            return client
+        await _wait_unlocked(directory / "lock")
+        return await start_daemon(
+            ["play", "--serve", "--root", str(root)],
+            directory / "play.log",
+            lambda _: connect_existing(root),
+        )
+    finally:
+        lock.release()
+
+
+async def _wait_unlocked(path: Path) -> None:
+    """Wait until a daemon that is shutting down has released its lock."""
+    for _ in range(400):
+        if lock := FileLock.try_acquire(path):
+            lock.release()
+            return
+        await asyncio.sleep(0.05)

@@ -1,0 +1,94 @@
+"""The part of kubelet.exe on an instance, played by winpod's node agent with simulated containers.
+
+It joins with what is on the instance's disk and nothing else, and says that its runtime is the one
+that its service depends on. It is a stand-in: the kubelet itself cannot run here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from lightkube.models import core_v1 as v1
+
+from winpod.concurrency import supervise
+from winpod.cri.fake_runtime import FakeRuntime
+from winpod.cri.proto import api_pb2 as api
+from winpod.k8s.certificates import CertificateSubject
+from winpod.k8s.client import ApiClient
+from winpod.k8s.informer import Reflector
+from winpod.k8s.kubeconfig import RestConfig
+from winpod.kubelet.api_objects import ClusterInformers, pods_of_node_selector
+from winpod.kubelet.node.agent import NodeAgent
+from winpod.kubelet.node.certificate_manager import (
+    NodeIdentity,
+    RenewalErrors,
+    rotate_serving_certificate,
+)
+from winpod.kubelet.node.multi_node import SimulatedObjectSource, SimulatedVolumeManager
+from winpod.kubelet.node.node_options import NodeOptions, split_among_nodes
+from winpod.kubelet.node.node_setup import ClusterConnection, available_handlers
+from winpod.kubelet.node.node_status import MachineInfo
+from winpod.placement.model import Taint
+from winpod.windows.builds import parse_build
+
+TAINT = Taint("os", "Windows", "NoSchedule")
+
+
+class OtherRuntime(FakeRuntime):
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__()
+        self._answer = api.VersionResponse(runtime_name=name, runtime_version=version)
+
+    async def version(self, request: api.VersionRequest) -> api.VersionResponse:
+        del request
+        return self._answer
+
+
+async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime: str) -> None:
+    """Until it is cancelled; `drive` is the instance's drive C:."""
+    settings = NodeOptions(
+        name=name,
+        build=parse_build(build),
+        is_simulated=True,
+        internal_ip=address,
+        taints=(TAINT,),
+    )
+    home = drive / "k/kubelet"
+    kubeconfig = home / "kubeconfig"
+    if runtime == "docker":
+        kubeconfig = drive / "k/kubeconfig"
+    pki = drive / "var/lib/kubelet/pki"
+    pki.mkdir(parents=True, exist_ok=True)
+    identity = NodeIdentity(name, kubeconfig, pki)
+    access = await ClusterConnection(kubeconfig, home / "bootstrap.kubeconfig").connect(identity)
+    (pki / "kubelet-client-current.pem").touch()
+    async with _server(access) as server:
+        cluster = ClusterInformers(server)
+        objects = SimulatedObjectSource(server, name, cluster)
+        client = OtherRuntime(runtime, "2.4.2" if runtime == "containerd" else "20.10.9")
+        part = split_among_nodes([settings], drive)[name]
+        facts = settings.node_config(
+            drive, drive, await available_handlers(client), part, address, "10.9.0.0/24"
+        )
+        volumes = SimulatedVolumeManager(objects, facts)
+        agent = NodeAgent(server, client, facts, MachineInfo(port=0), objects, volumes)
+        pods = Reflector(server, v1.Pod, "/api/v1/pods", agent, pods_of_node_selector(name))
+        subject = CertificateSubject(f"system:node:{name}", names=(name,), addresses=(address,))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervise("services", cluster.run))
+            group.create_task(supervise("pods", pods.run))
+            group.create_task(agent.run())
+            if runtime == "containerd":
+                group.create_task(
+                    rotate_serving_certificate(identity, subject, server, RenewalErrors())
+                )
+
+
+@asynccontextmanager
+async def _server(access: RestConfig) -> AsyncIterator[ApiClient]:
+    server = ApiClient(access)
+    try:
+        yield server
+    finally:
+        await server.close()

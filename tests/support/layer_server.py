@@ -1,0 +1,87 @@
+"""A stand-in for a registry that serves ranges of blobs, and can be told how to spoil one."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from tests.support.registries import StandIn, serve
+from winpod.images.manifests import ImageBundle
+
+Spoil = Callable[[web.Request, bytes, int], Awaitable[web.StreamResponse | None]]
+"""Given a request for a blob, its content and where to start: the answer, None for a good one."""
+
+
+class LayerServer(StandIn):
+    def __init__(self, image: ImageBundle, spoil: Spoil | None = None, digest: str = "") -> None:
+        super().__init__(image, self._spoiled)
+        self._spoil = spoil
+        self._digest = digest
+
+    def ranges(self, digest: str) -> list[str]:
+        """The ranges that were asked of a blob; nothing for the whole of it."""
+        return [
+            request.headers.get("Range", "")
+            for request in self.requests
+            if request.method == "GET" and request.path.endswith(digest)
+        ]
+
+    async def _spoiled(self, request: web.Request) -> web.StreamResponse | None:
+        target = request.path.rpartition("/")[2]
+        blobs = {d.digest: content for d, content in self.image.blobs}
+        content = blobs.get(target)
+        if request.method != "GET" or not isinstance(content, bytes):
+            return None
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        start = int(asked[1]) if asked else 0
+        if self._spoil and self._digest in ("", target):
+            answer = await self._spoil(request, content, start)
+            if answer:
+                return answer
+        if asked is None:
+            return web.Response(body=content)
+        return part(content, start, int(asked[2] or len(content) - 1) + 1)
+
+
+def part(content: bytes, start: int, end: int) -> web.Response:
+    end = min(end, len(content))
+    headers = {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}
+    return web.Response(status=206, body=content[start:end], headers=headers)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+async def broken_off(
+    request: web.Request, content: bytes, start: int, end: int, kept: Path
+) -> web.StreamResponse:
+    """An answer that promises all and ends when the client has kept some, as when a server dies.
+
+    A client may drop what it has not taken when the connection ends, so it is given the time.
+    """
+    response = web.StreamResponse(status=206 if start else 200)
+    response.content_length = len(content) - start
+    if start:
+        response.headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    await response.prepare(request)
+    await response.write(content[start:end])
+    for _ in range(6000):
+        if end >= len(content) or _size(kept) >= end:
+            break
+        await asyncio.sleep(0.02)
+    if request.transport:
+        request.transport.abort()
+    return response
+
+
+@asynccontextmanager
+async def serving(
+    image: ImageBundle, spoil: Spoil | None = None, digest: str = ""
+) -> AsyncIterator[tuple[LayerServer, str]]:
+    server = LayerServer(image, spoil, digest)
+    async with serve(server) as address:
+        yield server, address
