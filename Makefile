@@ -9,7 +9,8 @@ DEMO := .demo
 # than any test waits. One that fails twice fails.
 AGAIN := --last-failed --last-failed-no-failures none
 
-.PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor bench docs manifests proto lock clean
+.PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor fresh-machine \
+  fresh-machine-short bench docs manifests proto lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -70,6 +71,19 @@ conformance-hypervisor: $(READY)
 	  containernetworking-plugins e2fsprogs
 	$(BIN)/python -m tests.conformance --hypervisor
 
+# Debian 12 and 13 with their own kernels, booted under emulation: KERNEL=6.1 or 6.12 is one of them,
+# and KERNEL=5.10 a kernel that is too old.
+KERNEL ?=
+FRESH_MACHINE := mmdebstrap e2fsprogs util-linux runc openssl iproute2
+
+fresh-machine: $(READY)
+	tools/debian-packages $(FRESH_MACHINE)
+	$(BIN)/python -m tests.fresh_machine $(if $(KERNEL),--kernel $(KERNEL))
+
+fresh-machine-short: $(READY)
+	tools/debian-packages $(FRESH_MACHINE)
+	$(BIN)/python -m tests.fresh_machine --short --parallel 2 $(if $(KERNEL),--kernel $(KERNEL))
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks.check
 	$(BIN)/python -m benchmarks.unpack
@@ -89,8 +103,8 @@ bench: $(READY)
 	WINPOD_ALLOW_EMULATION=1 unshare --net $(BIN)/python -m benchmarks.hypervisor
 
 docs: $(READY)
-	$(BIN)/python -m winpod.windows.pod_api_doc > docs/pod-api-on-windows.md
-	$(BIN)/python -m tests.e2e.programs_table > docs/programs.md
+	$(BIN)/python -m winpod.windows.pod_api.doc > docs/pod-api-on-windows.md
+	$(BIN)/python -m tests.support.e2e.programs_table > docs/programs.md
 
 # The plain manifests, and the chart's CRD, of which the operator has the source.
 manifests: $(READY)
