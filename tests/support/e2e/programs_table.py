@@ -325,7 +325,7 @@ DO_NOT_RUN = (
 _INTRODUCTION = """\
 # Programs that run, and programs that do not
 
-<!-- written by `make docs` from tests/e2e/programs_table.py, whose every row is a test -->
+<!-- written by `make docs` from tests/support/e2e/programs_table.py, whose every row is a test -->
 
 winpod runs Windows programs under Wine 10, in containers without a screen: console programs and
 servers for 64-bit Windows, unmodified. These were taken from public packages and tried, each in a
