@@ -180,7 +180,7 @@ def test_the_page_is_dark_or_light_as_the_reader_wants_it(shown: Shown, tmp_path
 
 
 def test_the_page_asks_nobody_but_the_operator(shown: Shown) -> None:
-    for name in ("", "page.css", "page.js"):
+    for name in ("", "dashboard.css", "dashboard.js"):
         status, text = get(shown.url + name)
         assert status == 200
         assert "http:" not in text

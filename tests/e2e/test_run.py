@@ -69,7 +69,7 @@ def test_options_reach_the_program(winpod: Winpod, image: str, tmp_path: Path) -
 def test_what_cannot_be_is_a_sentence_and_leaves_nothing(winpod: Winpod, image: str) -> None:
     refused = (
         (127, (image, "gone.exe"), "The system cannot find the file specified."),
-        (125, ("-e", "novalue", image), '"novalue" is not a variable.'),
+        (125, ("-e", "novalue", image), '"novalue" is not an environment variable.'),
         (125, ("-v", "nowhere", image), '"nowhere" is not a mount.'),
         (125, ("-p", "http", image), '"http" is not a pair of ports.'),
         (125, ("--memory", "much", image), '"much" is not an amount of memory.'),
@@ -146,7 +146,7 @@ def test_two_at_once_share_one_runtime(winpod: Winpod, image: str) -> None:
         assert one.returncode == 7
         assert out.startswith(b"Hello")
     log = (winpod.root / "runtime/runtime.log").read_text()
-    assert log.count("INFO 10.0.20348") == 1, log
+    assert log.count("Serving 10.0.20348") == 1, log
 
 
 def test_a_runtime_in_use_keeps_its_build(winpod: Winpod, image: str) -> None:
