@@ -216,9 +216,16 @@ async def test_a_root_that_cannot_be_written_is_a_sentence(small: RuntimeProcess
         run("mount", "-o", "remount,rw", str(disk))
 
 
-@pytest.mark.parametrize("tool", ["conmon", "runc", "mkfs.ext4"])
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ("conmon", "this host has no conmon (package conmon)"),
+        ("runc", "This host has no runc and no crun."),
+        ("mkfs.ext4", "this host has no mkfs.ext4 (package e2fsprogs)"),
+    ],
+)
 async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
-    runtime: RuntimeProcess, tmp_path: Path, tool: str
+    runtime: RuntimeProcess, tmp_path: Path, tool: str, message: str
 ) -> None:
     container = await runtime.begin(await runtime.run_pod("before"), "ticks", name="before")
     await runtime.end()
@@ -226,7 +233,7 @@ async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
     await runtime.start(PATH=path_without(tool, tmp_path / "bin"))
     ready = (await conditions(runtime))["RuntimeReady"]
     assert (ready.status, ready.reason) == (False, "ComputeNotReady")
-    assert f"this host has no {tool} (package " in ready.message
+    assert message in ready.message
     pod = await runtime.run_pod()
     assert ready.message in await refused(runtime, runtime.container_request(pod, "ticks"))
     assert (await runtime.status(container)).state == RUNNING

@@ -47,7 +47,7 @@ def require_tools(packages: Mapping[str, str]) -> None:
     missing = sorted({package for tool, package in packages.items() if not shutil.which(tool)})
     if missing:
         raise ToolMissing(
-            f"This machine has no {' and no '.join(missing)}.",
+            f"This host has no {' and no '.join(missing)}.",
             f"Install the packages: apt-get install {' '.join(missing)}",
         )
 
@@ -197,6 +197,6 @@ def find_oci_runtime(chosen: str = "") -> str:
             f"The OCI runtime {chosen} is not installed.", "Correct runtime.oci_runtime."
         )
     raise ToolMissing(
-        f"This machine has no {' and no '.join(OCI_RUNTIMES)}.",
+        f"This host has no {' and no '.join(OCI_RUNTIMES)}.",
         "Install one of them: apt-get install runc",
     )
