@@ -17,6 +17,7 @@ from winpod.compute.cgroups import (
     create_cgroup,
     in_cgroup,
     in_own_cgroup,
+    is_running_in,
     read_usage,
     remove_cgroup,
     set_limits,
@@ -201,3 +202,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_zombie_does_not_run_in_its_cgroup() -> None:
+    own = Path("/proc/self/cgroup").read_text().splitlines()[-1]
+    assert is_running_in(os.getpid(), own)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert own in Path(f"/proc/{child}/cgroup").read_text()
+    assert not is_running_in(child, own)
+    os.waitpid(child, 0)
+    assert not is_running_in(child, own)

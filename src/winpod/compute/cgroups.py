@@ -136,6 +136,18 @@ def in_own_cgroup(command: Sequence[str]) -> list[str]:
     return in_cgroup(_SUPERVISORS, command) if folders else list(command)
 
 
+def is_running_in(pid: int, name: str) -> bool:
+    """Report whether a process runs in a cgroup.
+
+    cgroup v2 keeps a zombie's membership until it is reaped.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX" and name in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
 def _all_of(name: str) -> list[Path]:
     found = [_folder(hierarchy, name) for hierarchy in _HIERARCHIES if _has(hierarchy)]
     return list(dict.fromkeys(found))

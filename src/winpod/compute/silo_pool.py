@@ -74,7 +74,7 @@ class Silo:
     def pid(self) -> int | None:
         """The pid of the silo's first process, while it lives."""
         pid = read_pid(self.folder / "shell.pid")
-        return pid if pid and self.id and _is_process_of_silo(pid, self.id) else None
+        return pid if pid and self.id and cgroups.is_running_in(pid, self.id) else None
 
     @property
     def is_complete(self) -> bool:
@@ -343,14 +343,6 @@ async def _is_ready(silo: Silo) -> bool:
 
 def _exists(path: Path) -> bool:
     return path.exists()
-
-
-def _is_process_of_silo(pid: int, id_: str) -> bool:
-    """Report whether a recorded pid is still the process that it was recorded for."""
-    try:
-        return id_ in Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return False
 
 
 def _tail(file: Path) -> str:

@@ -197,7 +197,7 @@ class MicroVm:
     def _required_processes(self) -> list[int]:
         """Return the pids of QEMU and virtiofsd that are running."""
         pids = (read_pid(self.folder / f"{name}.pid") for name in ("qemu", *SHARES))
-        return [pid for pid in pids if pid and self._in_cgroup(pid)]
+        return [pid for pid in pids if pid and cgroups.is_running_in(pid, self.cgroup)]
 
     async def wait_dead(self) -> None:
         """Wait until QEMU or virtiofsd exits, or the guest stops responding; then kill all.
@@ -238,16 +238,10 @@ class MicroVm:
         self.guest.close()
         for name in ("qemu", *SHARES, "memory"):
             pid = read_pid(self.folder / f"{name}.pid")
-            if pid and self._in_cgroup(pid):
+            if pid and cgroups.is_running_in(pid, self.cgroup):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 await wait_process_exit(pid)
-
-    def _in_cgroup(self, pid: int) -> bool:
-        try:
-            return self.cgroup in Path(f"/proc/{pid}/cgroup").read_text()
-        except OSError:
-            return False
 
     async def destroy(self) -> None:
         """Remove the microVM, also a partially created one; keep its directory."""
