@@ -6,8 +6,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from tests.e2e.crictl import MODULE as CRICTL
 from tests.e2e.crictl import Crictl
-from tests.support.e2e import windows_programs
+from tests.support.e2e import go_build, windows_programs
 from tests.support.e2e.command_line import Winpod, winpod_in
 from tests.support.e2e.programs_table import DO_NOT_RUN, RUN, Missing, Program, document
 from tests.support.e2e.waiting import eventually
@@ -84,6 +85,7 @@ def test_a_base_with_32bit_runs_32bit_programs(base_32bit: Base, tmp_path: Path)
 async def test_node_serves_http_on_a_published_port_and_a_forwarded_one(
     winpod: Winpod, image: str
 ) -> None:
+    go_build.binaries(CRICTL, print)  # an idle runtime would exit during the build
     volume = mounted(windows_programs.node().parent)
     command = ("C:\\programs\\node.exe", "C:\\server.js")
     options = ("-d", "--name", "web", "-p", "8080:80", *volume)
