@@ -425,7 +425,9 @@ def test_a_machine_is_replaced_and_the_new_one_configured(
     with operator(plane, tmp_path) as running:
         eventually(lambda: status(plane, "machine-m-1").get("phase") == "Ready")
         payload(files, "1.1.0")
-        eventually(lambda: "only 0 of 1 Machines" in status(plane, "machine-m-1").get("message", ""))
+        eventually(
+            lambda: "only 0 of 1 Machines" in status(plane, "machine-m-1").get("message", "")
+        )
         put(plane, "machinesets", machine_set(1))
         eventually(lambda: not found(plane, f"{MACHINES}/machines/m-1"))
         eventually(lambda: not found(plane, f"{PATH}/machine-m-1"))

@@ -29,6 +29,7 @@ _HIERARCHIES = ("memory", "pids", "cpu", "cpuacct", "blkio", "systemd", "unified
 _NO_QUOTA = -1
 _ORDINARY_SHARES, _FEWEST_SHARES = 1024, 2
 _REMOVE_SECONDS = 5.0
+_PF_EXITING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,12 @@ def in_own_cgroup(command: Sequence[str]) -> list[str]:
 def is_running_in(pid: int, name: str) -> bool:
     """Report whether a process runs in a cgroup.
 
-    cgroup v2 keeps a zombie's membership until it is reaped.
+    An exiting process has closed its sockets already, and v2 keeps its membership until it is
+    reaped. Version 1 does not.
     """
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "ZX" and name in Path(f"/proc/{pid}/cgroup").read_text()
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        return not flags & _PF_EXITING and name in Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
         return False
 
