@@ -429,7 +429,7 @@ def test_the_32_bit_view_has_the_same_rules() -> None:
 
 
 def test_docs_have_the_table_of_rules() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "registry.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "windows-registry.md").read_text()
     for rule in RULES:
         assert f"| `{rule.key}` | {rule.policy.value} | {rule.reason} |" in page
 

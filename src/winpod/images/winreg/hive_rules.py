@@ -1,6 +1,6 @@
 """Registry keys of an image that are not imported, because they would break Wine's own.
 
-All other keys are imported. A test checks that `docs/registry.md` has the same table.
+All other keys are imported. A test checks that `docs/windows-registry.md` has the same table.
 """
 
 from __future__ import annotations

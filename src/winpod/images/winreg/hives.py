@@ -1,7 +1,7 @@
 r"""Import the registry hives of image layers into a container's Wine registry.
 
 `Hives/` of a layer has a delta per registry hive: an ordinary hive whose keys and values can be
-marked as deleted or as replacing those below (sources and untested parts: `docs/registry.md`).
+marked as deleted or as replacing those below (`docs/windows-registry.md`: sources, untested parts).
 Layers are applied from the lowest up. All hives are read before the first change, so a damaged one
 changes nothing.
 
