@@ -22,14 +22,14 @@ class KnownFailure:
 EXCEPTIONS: Mapping[str, KnownFailure] = {
     "Container runtime should support adding volume and device runtime should support starting"
     " container with volume when host path is a symlink": KnownFailure(
-        "The spec makes a symbolic link with Go's `os.Symlink`. Wine 10 says that it did, and makes"
-        " none, so the runtime is asked for a volume that is not there.",
+        "The spec creates a symbolic link with Go's `os.Symlink`. Wine 10 reports success without"
+        " creating one, so the requested volume does not exist.",
         "len(output) should not be zero.",
     ),
 }
 NOTES: Mapping[str, str] = {
     "Image Manager public image with digest should be pulled and removed": (
-        "critest's source names a digest of upstream's image; it is built with that of ours."
+        "critest's source has the digest of upstream's image; it is replaced by that of our image."
     ),
 }
 
