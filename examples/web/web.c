@@ -1,9 +1,9 @@
-/* A web server for Windows, as small as can be: it says where it runs, and what it was told.
+/* A minimal web server for Windows that reports its greeting, its host and its Windows build.
  *
- * web.exe [PORT]         serves; it greets with C:\config\greeting.txt, or the variable GREETING
- * web.exe get HOST PORT  asks another one, and prints what it says
+ * web.exe [PORT]         serve; the greeting is in C:\config\greeting.txt or the variable GREETING
+ * web.exe get HOST PORT  send a request to another server and print the response
  *
- * It needs no C library, so that building it takes a moment. */
+ * It needs no C library, so it builds quickly. */
 #include <winsock2.h>
 #include <ws2tcpip.h>
 
@@ -87,7 +87,7 @@ static int serve(const char *port) {
     place.sin_family = AF_INET;
     place.sin_port = htons((u_short)number(port));
     if (bind(server, (struct sockaddr *)&place, sizeof place) || listen(server, 64)) {
-        say(STD_ERROR_HANDLE, "the port is taken\n");
+        say(STD_ERROR_HANDLE, "the port is in use\n");
         return 1;
     }
     say(STD_OUTPUT_HANDLE, "listening on port ");
@@ -109,12 +109,12 @@ static int get(const char *host, const char *port) {
     wanted.ai_family = AF_INET;
     wanted.ai_socktype = SOCK_STREAM;
     if (getaddrinfo(host, port, &wanted, &found)) {
-        say(STD_ERROR_HANDLE, "there is no such host\n");
+        say(STD_ERROR_HANDLE, "unknown host\n");
         return 1;
     }
     server = socket(AF_INET, SOCK_STREAM, IPPROTO_TCP);
     if (connect(server, found->ai_addr, (int)found->ai_addrlen)) {
-        say(STD_ERROR_HANDLE, "it does not answer\n");
+        say(STD_ERROR_HANDLE, "connection failed\n");
         return 1;
     }
     send(server, "GET / HTTP/1.0\r\n\r\n", 18, 0);

@@ -76,7 +76,7 @@ def plain_manifests(home: Path) -> dict[str, str]:
     return {name: _HEADING + text.rstrip("\n") + "\n" for name, text in sorted(files.items())}
 
 
-_HEADING = "# Made of deploy/chart by `make manifests`.\n"
+_HEADING = "# Generated from deploy/chart by `make manifests`.\n"
 
 
 def as_yaml(obj: Mapping[str, Any]) -> str:

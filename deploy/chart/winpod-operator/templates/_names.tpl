@@ -18,7 +18,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- toYaml (append $named .Release.Namespace | uniq | sortAlpha) -}}
 {{- end }}
 
-{{/* Of one webhook, with its path; the operator writes the authority into it. */}}
+{{/* One webhook with its path. The operator writes the CA into it. */}}
 {{- define "winpod.webhook" }}
     clientConfig:
       service:
