@@ -123,7 +123,7 @@ def test_only_those_who_are_named_reach_the_webhook_and_everybody_the_metrics(
     tmp_path: Path,
 ) -> None:
     chosen = "webhook.networkPolicy.enabled=true"
-    with pytest.raises(HelmFailed, match="say where the API servers are"):
+    with pytest.raises(HelmFailed, match="set it to the addresses of the API servers"):
         rendered(tmp_path, "--set", chosen)
     cidr = "webhook.networkPolicy.from[0].ipBlock.cidr=192.0.2.0/28"
     listed = objects(rendered(tmp_path, "--set", f"{chosen},{cidr}"))
@@ -150,7 +150,7 @@ def test_the_authority_of_the_webhook_s_clients_is_mounted_where_it_is_read(
 
 def test_instances_need_a_payload_which_is_mounted_where_it_is_read(tmp_path: Path) -> None:
     chosen = "instances.enabled=true"
-    with pytest.raises(HelmFailed, match="name the volume with the files to install"):
+    with pytest.raises(HelmFailed, match="set it to the volume with the files to install"):
         rendered(tmp_path, "--set", chosen)
     volume = "instances.payload.persistentVolumeClaim.claimName=files"
     pod = named(objects(rendered(tmp_path, "--set", f"{chosen},{volume}")), "Deployment")["spec"]
