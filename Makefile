@@ -10,7 +10,7 @@ DEMO := .demo
 AGAIN := --last-failed --last-failed-no-failures none
 
 .PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor fresh-machine \
-  fresh-machine-short bench docs manifests proto lock clean
+  fresh-machine-short bench docs manifests proto protocol lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -113,6 +113,9 @@ manifests: $(READY)
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src \
 	  winpod/cri/proto/api.proto
+
+protocol: $(READY)
+	$(BIN)/python native/generate_protocol.py
 
 lock: $(READY)
 	$(BIN)/pip install --quiet uv

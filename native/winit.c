@@ -9,33 +9,26 @@
  */
 
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "protocol.h"
+#include "agent_process.h"
+#include "agent_protocol.h"
+#include "frame_io.h"
+#include "io.h"
+#include "queue.h"
 
 #define LISTENER 3
 #define MAX_SESSIONS 256
 #define MAX_QUEUED (1u << 20)
-
-/* A FIFO of bytes. */
-struct queue {
-    uint8_t *data;
-    size_t start, filled, capacity;
-};
 
 struct session {
     int socket;
@@ -50,79 +43,10 @@ static struct queue to_agent, from_agent;
 static int events, agent_in, agent_out, signals;
 static pid_t agent;
 
-static bool queue_append(struct queue *queue, const void *data, size_t size)
-{
-    if (queue->start + queue->filled + size > queue->capacity) {
-        if (queue->filled)
-            memmove(queue->data, queue->data + queue->start, queue->filled);
-        queue->start = 0;
-    }
-    if (queue->filled + size > queue->capacity) {
-        size_t capacity = queue->capacity ? queue->capacity : 4096;
-        while (capacity < queue->filled + size)
-            capacity *= 2;
-        uint8_t *grown = realloc(queue->data, capacity);
-        if (!grown)
-            return false;
-        queue->data = grown;
-        queue->capacity = capacity;
-    }
-    memcpy(queue->data + queue->start + queue->filled, data, size);
-    queue->filled += size;
-    return true;
-}
-
-static void queue_consume(struct queue *queue, size_t size)
-{
-    queue->start += size;
-    queue->filled -= size;
-    if (queue->filled)
-        return;
-    queue->start = 0;
-    if (queue->capacity > 64 * 1024) {
-        free(queue->data);
-        *queue = (struct queue){0};
-    }
-}
-
-static void queue_reset(struct queue *queue)
-{
-    free(queue->data);
-    *queue = (struct queue){0};
-}
-
-/* Writes what it can. Returns the bytes written, or -1 if the other side is gone. */
-static ssize_t queue_flush(int fd, struct queue *queue)
-{
-    size_t written = 0;
-    while (queue->filled) {
-        ssize_t now = write(fd, queue->data + queue->start, queue->filled);
-        if (now < 0 && errno == EINTR)
-            continue;
-        if (now < 0)
-            return errno == EAGAIN ? (ssize_t)written : -1;
-        queue_consume(queue, (size_t)now);
-        written += (size_t)now;
-    }
-    return (ssize_t)written;
-}
-
-/* Reads once. Returns false at the end, or without memory. */
-static bool queue_fill(int fd, struct queue *queue)
-{
-    static uint8_t buffer[64 * 1024];
-    ssize_t now = read(fd, buffer, sizeof buffer);
-    if (now < 0)
-        return errno == EAGAIN || errno == EINTR;
-    return now > 0 && queue_append(queue, buffer, (size_t)now);
-}
-
 static void send_to_agent(uint32_t id, uint8_t type, const void *payload, uint32_t size)
 {
-    uint8_t header[LINK_HEADER];
-    put32(header, size);
-    header[4] = type;
-    put32(header + 5, id);
+    uint8_t header[LINK_HEADER_SIZE];
+    put_link_header(header, size, type, id);
     if (!queue_append(&to_agent, header, sizeof header) || !queue_append(&to_agent, payload, size))
         _exit(1); /* a partial frame would corrupt the stream */
 }
@@ -141,7 +65,7 @@ static void watch(struct session *session)
 
 static void end_session(struct session *session)
 {
-    send_to_agent(session->id, CLOSE, "", 0);
+    send_to_agent(session->id, FRAME_CLIENT_GONE, "", 0);
     close(session->socket);
     queue_reset(&session->in);
     queue_reset(&session->out);
@@ -172,22 +96,22 @@ static void send_credit(struct session *session)
         return;
     put32(taken, session->uncredited);
     session->uncredited = 0;
-    send_to_agent(session->id, CREDIT, taken, sizeof taken);
+    send_to_agent(session->id, FRAME_OUTPUT_CREDIT, taken, sizeof taken);
 }
 
 /* Forwards complete frames of a client. Returns false if they are invalid. */
 static bool forward_client_frames(struct session *session)
 {
     struct queue *in = &session->in;
-    while (in->filled >= FRAME_HEADER) {
-        const uint8_t *frame = in->data + in->start;
+    while (in->filled >= FRAME_HEADER_SIZE) {
+        const uint8_t *frame = queue_head(in);
         uint32_t size = get32(frame);
-        if (size > MAX_FRAME || !frame[4] || frame[4] >= CREDIT)
+        if (size > MAX_FRAME || !frame[4] || frame[4] > LAST_CLIENT_FRAME)
             return false;
-        if (in->filled < FRAME_HEADER + size)
+        if (in->filled < FRAME_HEADER_SIZE + size)
             break;
-        send_to_agent(session->id, frame[4], frame + FRAME_HEADER, size);
-        queue_consume(in, FRAME_HEADER + size);
+        send_to_agent(session->id, frame[4], frame + FRAME_HEADER_SIZE, size);
+        queue_consume(in, FRAME_HEADER_SIZE + size);
     }
     return true;
 }
@@ -197,7 +121,8 @@ static void serve(struct session *session, uint32_t ready)
     if (session->socket < 0)
         return;
     if (ready & (EPOLLIN | EPOLLHUP | EPOLLERR)
-        && (!queue_fill(session->socket, &session->in) || !forward_client_frames(session))) {
+        && (!queue_fill(session->socket, &session->in, QUEUE_READ)
+            || !forward_client_frames(session))) {
         end_session(session);
         return;
     }
@@ -223,19 +148,19 @@ static struct session *find(uint32_t id)
 /* Forwards the agent's frames to their clients; drops those of disconnected ones. */
 static void dispatch_agent_frames(void)
 {
-    while (from_agent.filled >= LINK_HEADER) {
-        uint8_t *frame = from_agent.data + from_agent.start;
+    while (from_agent.filled >= LINK_HEADER_SIZE) {
+        const uint8_t *frame = queue_head(&from_agent);
         uint32_t size = get32(frame);
         if (size > MAX_FRAME)
             _exit(1);
-        if (from_agent.filled < LINK_HEADER + size)
+        if (from_agent.filled < LINK_HEADER_SIZE + size)
             return;
-        if (frame[4] == ENDED)
+        if (frame[4] == FRAME_SILO_EXITED)
             _exit(0);
         struct session *session = find(get32(frame + 5));
         if (session) {
-            bool queued = queue_append(&session->out, frame, FRAME_HEADER)
-                && queue_append(&session->out, frame + LINK_HEADER, size);
+            bool queued = queue_append(&session->out, frame, FRAME_HEADER_SIZE)
+                && queue_append(&session->out, frame + LINK_HEADER_SIZE, size);
             ssize_t written = queued ? queue_flush(session->socket, &session->out) : -1;
             if (written < 0 || session->out.filled > MAX_QUEUED) {
                 end_session(session);
@@ -244,18 +169,8 @@ static void dispatch_agent_frames(void)
                 send_credit(session);
             }
         }
-        queue_consume(&from_agent, LINK_HEADER + size);
+        queue_consume(&from_agent, LINK_HEADER_SIZE + size);
     }
-}
-
-static bool is_wineserver(pid_t pid)
-{
-    char path[32], name[16] = "";
-    snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    bool matches = file >= 0 && read(file, name, sizeof name) > 0 && !strncmp(name, "wineserver", 10);
-    close(file);
-    return matches;
 }
 
 static void reap(void)
@@ -264,50 +179,15 @@ static void reap(void)
     while (read(signals, &info, sizeof info) == (ssize_t)sizeof info)
         if (info.ssi_signo != SIGCHLD)
             _exit(128 + (int)info.ssi_signo);
-    siginfo_t ended = {0};
-    while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid) {
-        bool killed = ended.si_code != CLD_EXITED;
-        if (ended.si_pid == agent || (killed && is_wineserver(ended.si_pid)))
-            _exit(killed ? 128 + ended.si_status : ended.si_status);
-        waitpid(ended.si_pid, NULL, 0);
-        ended.si_pid = 0;
-    }
-}
-
-static void start_agent(char **command)
-{
-    int in[2], out[2];
-    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
-        _exit(1);
-    agent = fork();
-    if (agent < 0)
-        _exit(1);
-    if (agent == 0) {
-        sigset_t none;
-        sigemptyset(&none);
-        sigprocmask(SIG_SETMASK, &none, NULL);
-        signal(SIGPIPE, SIG_DFL);
-        dup2(in[0], 0);
-        dup2(out[1], 1);
-        execvp(command[0], command);
-        _exit(127);
-    }
-    close(in[0]);
-    close(out[1]);
-    agent_in = in[1];
-    agent_out = out[0];
-    fcntl(agent_in, F_SETFL, O_NONBLOCK);
-    fcntl(agent_out, F_SETFL, O_NONBLOCK);
+    siginfo_t ended;
+    if (!reap_children(agent, &ended))
+        _exit(ended.si_code == CLD_EXITED ? ended.si_status : 128 + ended.si_status);
 }
 
 static void connect_agent(const char *path)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    agent_in = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (strlen(path) >= sizeof address.sun_path)
-        _exit(2);
-    strcpy(address.sun_path, path);
-    if (connect(agent_in, (struct sockaddr *)&address, sizeof address))
+    agent_in = connect_unix(-1, path, 0);
+    if (agent_in < 0)
         _exit(1);
     fcntl(agent_in, F_SETFL, O_NONBLOCK);
     agent_out = fcntl(agent_in, F_DUPFD_CLOEXEC, 0);
@@ -342,7 +222,7 @@ int main(int count, char **arguments)
     if (count == 3 && !strcmp(arguments[1], "--link"))
         connect_agent(arguments[2]);
     else
-        start_agent(arguments + 1);
+        agent = start_agent(arguments + 1, &agent_in, &agent_out);
     add(LISTENER, EPOLLIN, &last_id);
     add(signals, EPOLLIN, &signals);
     add(agent_out, EPOLLIN, &from_agent);
@@ -355,15 +235,15 @@ int main(int count, char **arguments)
             epoll_ctl(events, EPOLL_CTL_MOD, agent_in, &event);
         }
         struct epoll_event ready[32];
-        int many = epoll_wait(events, ready, 32, -1);
-        for (int i = 0; i < many; i++) {
+        int ready_count = epoll_wait(events, ready, 32, -1);
+        for (int i = 0; i < ready_count; i++) {
             void *mark = ready[i].data.ptr;
             if (mark == &last_id)
                 accept_client();
             else if (mark == &signals)
                 reap();
             else if (mark == &from_agent) {
-                if (!queue_fill(agent_out, &from_agent))
+                if (!queue_fill(agent_out, &from_agent, QUEUE_READ))
                     _exit(1);
                 dispatch_agent_frames();
             } else if (mark != &to_agent)

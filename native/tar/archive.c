@@ -22,7 +22,7 @@ void open_archive(const WCHAR *path, BOOL writing)
                               FILE_SHARE_READ, NULL, writing ? CREATE_ALWAYS : OPEN_EXISTING, 0,
                               NULL);
         if (archive == INVALID_HANDLE_VALUE)
-            give_up_with_error(path);
+            fail_with_error(path);
     }
     is_file = GetFileType(archive) == FILE_TYPE_DISK
         && GetFileInformationByHandle(archive, &identity);
@@ -40,11 +40,11 @@ static void fill(void)
     start = filled = 0;
     if (!ReadFile(archive, buffer, sizeof buffer, &filled, NULL)
         && GetLastError() != ERROR_BROKEN_PIPE && GetLastError() != ERROR_HANDLE_EOF)
-        give_up_with_error(archive_name);
+        fail_with_error(archive_name);
 }
 
 /* Reads up to `most` available bytes, valid until the next call. Returns 0 at the end. */
-DWORD take_some(ULONGLONG most, const BYTE **data)
+DWORD read_some(ULONGLONG most, const BYTE **data)
 {
     if (start == filled)
         fill();
@@ -55,11 +55,11 @@ DWORD take_some(ULONGLONG most, const BYTE **data)
 }
 
 /* Reads the given number of bytes, or less at the end. */
-DWORD take(void *to, DWORD size)
+DWORD read_bytes(void *to, DWORD size)
 {
     const BYTE *data;
     DWORD taken = 0;
-    for (DWORD some; taken < size && (some = take_some(size - taken, &data)); taken += some)
+    for (DWORD some; taken < size && (some = read_some(size - taken, &data)); taken += some)
         memcpy((BYTE *)to + taken, data, some);
     return taken;
 }
@@ -77,9 +77,9 @@ void skip(ULONGLONG size)
         && SetFilePointerEx(archive, onward, NULL, FILE_CURRENT))
         return;
     for (DWORD some; size; size -= some) {
-        some = take_some(size, &data);
+        some = read_some(size, &data);
         if (!some)
-            give_up(archive_name, L"the archive ends too early");
+            fail(archive_name, L"unexpected end of archive");
     }
 }
 
@@ -87,12 +87,12 @@ static void flush(void)
 {
     for (DWORD written; start < filled; start += written) {
         if (!WriteFile(archive, buffer + start, filled - start, &written, NULL))
-            give_up_with_error(archive_name);
+            fail_with_error(archive_name);
     }
     start = filled = 0;
 }
 
-void put(const void *data, DWORD size)
+void write_bytes(const void *data, DWORD size)
 {
     for (DWORD some; size; size -= some, total += some, data = (const BYTE *)data + some) {
         some = min(size, (DWORD)sizeof buffer - filled);
@@ -115,9 +115,9 @@ void close_archive(void)
     static const BYTE nothing[BLOCK];
     if (!total && any_failed())
         return;
-    put(nothing, BLOCK);
+    write_bytes(nothing, BLOCK);
     do
-        put(nothing, BLOCK);
+        write_bytes(nothing, BLOCK);
     while (total % RECORD);
     flush();
 }

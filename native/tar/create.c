@@ -3,14 +3,14 @@
 #include "tar.h"
 
 /* The chain of parent directories, to detect a directory that contains itself. */
-struct above {
-    const struct above *next;
+struct ancestor {
+    const struct ancestor *next;
     BY_HANDLE_FILE_INFORMATION identity;
 };
 
 static BOOL verbose;
 
-static void put_one(const WCHAR *path, const WCHAR *name, const struct above *above);
+static void add_path(const WCHAR *path, const WCHAR *name, const struct ancestor *ancestors);
 
 static LONGLONG time_of(const BY_HANDLE_FILE_INFORMATION *file)
 {
@@ -19,40 +19,40 @@ static LONGLONG time_of(const BY_HANDLE_FILE_INFORMATION *file)
     return (LONGLONG)(stamp.QuadPart / PER_SECOND) - TO_1970;
 }
 
-static void put_member(const WCHAR *name, char type, ULONGLONG size,
+static void add_member(const WCHAR *name, char type, ULONGLONG size,
                        const BY_HANDLE_FILE_INFORMATION *file)
 {
-    WCHAR *shown = joined(name, type == '5' ? L"/" : L"", L"");
+    WCHAR *shown = concat(name, type == '5' ? L"/" : L"", L"");
     char *text = to_utf8(shown);
     if (verbose)
-        say(GetStdHandle(STD_ERROR_HANDLE), L"a ", shown, END_OF_LINE);
+        print(GetStdHandle(STD_ERROR_HANDLE), L"a ", shown, END_OF_LINE);
     put_header(text, type, size, time_of(file));
     release(text);
     release(shown);
 }
 
 /* Writes exactly as many bytes as the header says, even if the file changes meanwhile. */
-static void put_file(HANDLE file, const WCHAR *name, const BY_HANDLE_FILE_INFORMATION *found)
+static void add_file(HANDLE file, const WCHAR *name, const BY_HANDLE_FILE_INFORMATION *found)
 {
     static BYTE data[CHUNK];
     ULONGLONG size = (ULONGLONG)found->nFileSizeHigh << 32 | found->nFileSizeLow, left = size;
-    BOOL well = TRUE;
-    put_member(name, '0', size, found);
+    BOOL succeeded = TRUE;
+    add_member(name, '0', size, found);
     for (DWORD some; left; left -= some) {
         DWORD most = (DWORD)min(left, sizeof data);
-        if (well && !ReadFile(file, data, most, &some, NULL)) {
-            warn_of_error(name);
-            well = FALSE;
-        } else if (well && !some) {
-            warn(name, L"it became shorter while it was read, and is filled up with zeros");
-            well = FALSE;
+        if (succeeded && !ReadFile(file, data, most, &some, NULL)) {
+            warn_last_error(name);
+            succeeded = FALSE;
+        } else if (succeeded && !some) {
+            warn(name, L"the file became shorter while it was read; padded with zeros");
+            succeeded = FALSE;
         }
-        if (!well)
+        if (!succeeded)
             memset(data, 0, some = most);
-        put(data, some);
+        write_bytes(data, some);
     }
     memset(data, 0, BLOCK);
-    put(data, (DWORD)padding(size));
+    write_bytes(data, (DWORD)padding(size));
 }
 
 static BOOL is_dots(const WCHAR *name)
@@ -60,82 +60,82 @@ static BOOL is_dots(const WCHAR *name)
     return name[0] == L'.' && (!name[1] || (name[1] == L'.' && !name[2]));
 }
 
-static void put_content(const WCHAR *path, const WCHAR *name, const struct above *above)
+static void add_content(const WCHAR *path, const WCHAR *name, const struct ancestor *ancestors)
 {
     WIN32_FIND_DATAW one;
-    WCHAR *all = below(path, L"*");
+    WCHAR *all = join_path(path, L"*");
     HANDLE found = FindFirstFileExW(all, FindExInfoBasic, &one, FindExSearchNameMatch, NULL, 0);
     release(all);
     if (found == INVALID_HANDLE_VALUE) {
         if (GetLastError() != ERROR_FILE_NOT_FOUND)
-            warn_of_error(name);
+            warn_last_error(name);
         return;
     }
     do {
         if (is_dots(one.cFileName))
             continue;
-        WCHAR *file = below(path, one.cFileName);
-        WCHAR *member = joined(name, *name ? L"/" : L"", one.cFileName);
+        WCHAR *file = join_path(path, one.cFileName);
+        WCHAR *member = concat(name, *name ? L"/" : L"", one.cFileName);
         if (one.dwFileAttributes & FILE_ATTRIBUTE_REPARSE_POINT)
-            note(member, L"it is a link, and left out");
+            inform(member, L"links are not archived; skipped");
         else
-            put_one(file, member, above);
+            add_path(file, member, ancestors);
         release(member);
         release(file);
     } while (FindNextFileW(found, &one));
     if (GetLastError() != ERROR_NO_MORE_FILES)
-        warn_of_error(name);
+        warn_last_error(name);
     FindClose(found);
 }
 
-static BOOL is_circle(const BY_HANDLE_FILE_INFORMATION *directory, const struct above *above)
+static BOOL is_cycle(const BY_HANDLE_FILE_INFORMATION *directory, const struct ancestor *ancestors)
 {
-    for (; above; above = above->next)
-        if (above->identity.dwVolumeSerialNumber == directory->dwVolumeSerialNumber
-            && above->identity.nFileIndexLow == directory->nFileIndexLow
-            && above->identity.nFileIndexHigh == directory->nFileIndexHigh)
+    for (; ancestors; ancestors = ancestors->next)
+        if (ancestors->identity.dwVolumeSerialNumber == directory->dwVolumeSerialNumber
+            && ancestors->identity.nFileIndexLow == directory->nFileIndexLow
+            && ancestors->identity.nFileIndexHigh == directory->nFileIndexHigh)
             return TRUE;
     return FALSE;
 }
 
 /* An empty name is the base directory, which is not a member itself. */
-static void put_one(const WCHAR *path, const WCHAR *name, const struct above *above)
+static void add_path(const WCHAR *path, const WCHAR *name, const struct ancestor *ancestors)
 {
-    struct above here = {.next = above};
+    struct ancestor here = {.next = ancestors};
     DWORD shared = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
     HANDLE file = CreateFileW(path, GENERIC_READ, shared, NULL, OPEN_EXISTING,
                               FILE_FLAG_BACKUP_SEMANTICS, NULL);
     if (file == INVALID_HANDLE_VALUE) {
-        warn_of_error(name);
+        warn_last_error(name);
         return;
     }
     if (!GetFileInformationByHandle(file, &here.identity)) {
-        warn_of_error(name);
+        warn_last_error(name);
     } else if (here.identity.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) {
-        if (is_circle(&here.identity, above)) {
-            note(name, L"it leads back to a directory that it is in, and is left out");
+        if (is_cycle(&here.identity, ancestors)) {
+            inform(name, L"the directory contains itself; skipped");
         } else {
             if (*name)
-                put_member(name, '5', 0, &here.identity);
-            put_content(path, name, &here);
+                add_member(name, '5', 0, &here.identity);
+            add_content(path, name, &here);
         }
     } else if (is_archive(&here.identity)) {
-        note(name, L"it is the archive itself, and left out");
+        inform(name, L"it is the archive itself; skipped");
     } else {
-        put_file(file, name, &here.identity);
+        add_file(file, name, &here.identity);
     }
     CloseHandle(file);
 }
 
 /* Returns the member name of a path: without drive, empty parts, and everything up to "..". */
-static WCHAR *name_for(const WCHAR *path)
+static WCHAR *member_name(const WCHAR *path)
 {
-    static BOOL told;
-    WCHAR *name = joined(path, L"", L""), *to = name;
+    static BOOL informed;
+    WCHAR *name = concat(path, L"", L""), *to = name;
     const WCHAR *from = path + (path[0] && path[1] == L':' ? 2 : 0);
-    if (from > path && !told) {
-        note(path, L"names have no drive; kubectl cp wants paths without one, such as /app");
-        told = TRUE;
+    if (from > path && !informed) {
+        inform(path, L"member names have no drive; kubectl cp needs paths without one, such as /app");
+        informed = TRUE;
     }
     while (*from) {
         SIZE_T size = 0;
@@ -158,10 +158,10 @@ static WCHAR *name_for(const WCHAR *path)
 void create(const struct options *options)
 {
     verbose = options->verbose;
-    for (int i = 0; i < options->many; i++) {
+    for (int i = 0; i < options->count; i++) {
         const struct operand *one = &options->operands[i];
-        WCHAR *name = name_for(one->path), *path = full_path(one->directory, one->path);
-        put_one(path, name, NULL);
+        WCHAR *name = member_name(one->path), *path = full_path(one->directory, one->path);
+        add_path(path, name, NULL);
         release(name);
         release(path);
     }

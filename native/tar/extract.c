@@ -1,19 +1,19 @@
 /* Extracts or lists an archive.
  *
  * Nothing is written outside of the directory: absolute names and names with ".." or a drive are
- * refused, and no symbolic links are created that later members could be written through.
+ * rejected, and no symbolic links are created that later members could be written through.
  */
 
 #include "tar.h"
 
 /* Times of directories are set last, because writing into a directory changes its time. */
-struct dated {
-    struct dated *next;
+struct dated_directory {
+    struct dated_directory *next;
     WCHAR *path;
     LONGLONG time;
 };
 
-static struct dated *dated;
+static struct dated_directory *dated;
 
 static void set_time(HANDLE file, LONGLONG time)
 {
@@ -23,9 +23,9 @@ static void set_time(HANDLE file, LONGLONG time)
     SetFileTime(file, NULL, NULL, &written);
 }
 
-static void date_directories(void)
+static void set_directory_times(void)
 {
-    for (struct dated *one = dated; one; one = one->next) {
+    for (struct dated_directory *one = dated; one; one = one->next) {
         HANDLE directory = CreateFileW(one->path, FILE_WRITE_ATTRIBUTES,
                                        FILE_SHARE_READ | FILE_SHARE_WRITE, NULL, OPEN_EXISTING,
                                        FILE_FLAG_BACKUP_SEMANTICS, NULL);
@@ -37,27 +37,27 @@ static void date_directories(void)
 }
 
 /* Returns why a member is not extracted, or NULL. */
-static const WCHAR *refusal(const WCHAR *name)
+static const WCHAR *rejection(const WCHAR *name)
 {
     if (!name)
-        return L"its name is not UTF-8, so it is not extracted";
+        return L"the name is not UTF-8; not extracted";
     if (is_slash(name[0]) || (name[0] && name[1] == L':'))
-        return L"it names a place outside the directory, so it is not extracted";
+        return L"the name is absolute; not extracted";
     for (const WCHAR *at = name; *at; at++) {
         if ((at == name || is_slash(at[-1])) && at[0] == L'.' && at[1] == L'.'
             && (!at[2] || is_slash(at[2])))
-            return L"it leads out of the directory, so it is not extracted";
+            return L"the path leads out of the directory; not extracted";
         if (*at < L' ' || *at == L':' || *at == L'*' || *at == L'?' || *at == L'"' || *at == L'<'
             || *at == L'>' || *at == L'|')
-            return L"Windows has no such names, so it is not extracted";
+            return L"the name is not valid on Windows; not extracted";
     }
     return NULL;
 }
 
 /* Returns the path of a member and creates its parent directories. */
-static WCHAR *place_of(const WCHAR *directory, const WCHAR *name)
+static WCHAR *prepare_path(const WCHAR *directory, const WCHAR *name)
 {
-    WCHAR *path = below(directory, name);
+    WCHAR *path = join_path(directory, name);
     WCHAR *first = path + lstrlenW(path) - lstrlenW(name), *to = first;
     for (const WCHAR *from = name; *from;) {
         SIZE_T size = 0;
@@ -85,123 +85,123 @@ static BOOL is_directory(const WCHAR *path)
 }
 
 /* Removes an existing file first, so that nothing is written through a link. */
-static void clear_place(const WCHAR *path)
+static void remove_existing(const WCHAR *path)
 {
     SetFileAttributesW(path, FILE_ATTRIBUTE_NORMAL);
     DeleteFileW(path);
 }
 
-static void extract_file(const struct options *options, const struct entry *entry, WCHAR *path)
+static void extract_file(const struct options *options, const struct member *member, WCHAR *path)
 {
     const BYTE *data;
     DWORD some, written;
-    ULONGLONG left = entry->size;
-    clear_place(path);
+    ULONGLONG left = member->size;
+    remove_existing(path);
     HANDLE file = CreateFileW(path, GENERIC_WRITE, 0, NULL, CREATE_NEW, 0, NULL);
-    BOOL well = file != INVALID_HANDLE_VALUE;
-    for (; well && left && (some = take_some(left, &data)); left -= some)
-        well = WriteFile(file, data, some, &written, NULL) && written == some;
-    if (!well)
-        warn_of_error(entry->name);
+    BOOL succeeded = file != INVALID_HANDLE_VALUE;
+    for (; succeeded && left && (some = read_some(left, &data)); left -= some)
+        succeeded = WriteFile(file, data, some, &written, NULL) && written == some;
+    if (!succeeded)
+        warn_last_error(member->name);
     if (file == INVALID_HANDLE_VALUE) {
         skip(left);
         return;
     }
     if (!options->now)
-        set_time(file, entry->time);
+        set_time(file, member->time);
     CloseHandle(file);
-    if (left || !well)
+    if (left || !succeeded)
         DeleteFileW(path);
-    if (left && well)
-        give_up(entry->name, L"the archive ends in the middle of it");
+    if (left && succeeded)
+        fail(member->name, L"unexpected end of archive");
     skip(left);
 }
 
-static void extract_directory(const struct options *options, const struct entry *entry, WCHAR *path)
+static void extract_directory(const struct options *options, const struct member *member, WCHAR *path)
 {
     if (!CreateDirectoryW(path, NULL) && !is_directory(path)) {
-        warn_of_error(entry->name);
+        warn_last_error(member->name);
     } else if (!options->now) {
-        struct dated *one = allocate(sizeof *one);
-        *one = (struct dated){dated, joined(path, L"", L""), entry->time};
+        struct dated_directory *one = allocate(sizeof *one);
+        *one = (struct dated_directory){dated, concat(path, L"", L""), member->time};
         dated = one;
     }
 }
 
-static void extract_hard_link(const struct options *options, const struct entry *entry, WCHAR *path)
+static void extract_hard_link(const struct options *options, const struct member *member, WCHAR *path)
 {
-    const WCHAR *refused = refusal(entry->target);
-    if (refused) {
-        warn(entry->name, refused);
+    const WCHAR *rejected = rejection(member->target);
+    if (rejected) {
+        warn(member->name, rejected);
         return;
     }
-    WCHAR *target = place_of(options->directory, entry->target);
-    clear_place(path);
+    WCHAR *target = prepare_path(options->directory, member->target);
+    remove_existing(path);
     if (!CreateHardLinkW(path, target, NULL))
-        warn_of_error(entry->name);
+        warn_last_error(member->name);
     release(target);
 }
 
-static void extract_entry(const struct options *options, const struct entry *entry)
+static void extract_member(const struct options *options, const struct member *member)
 {
-    ULONGLONG content = entry->kind == A_FILE ? entry->size : 0;
-    const WCHAR *refused = refusal(entry->name);
-    if (refused) {
-        warn(entry->name ? entry->name : L"a member", refused);
-        skip(entry->size);
-        skip(padding(entry->size));
+    ULONGLONG content = member->kind == A_FILE ? member->size : 0;
+    const WCHAR *rejected = rejection(member->name);
+    if (rejected) {
+        warn(member->name ? member->name : L"a member", rejected);
+        skip(member->size);
+        skip(padding(member->size));
         return;
     }
     if (options->verbose)
-        say(GetStdHandle(STD_ERROR_HANDLE), L"x ", entry->name, END_OF_LINE);
-    WCHAR *path = place_of(options->directory, entry->name);
-    if (entry->kind == A_FILE)
-        extract_file(options, entry, path);
-    else if (entry->kind == A_DIRECTORY)
-        extract_directory(options, entry, path);
-    else if (entry->kind == A_HARD_LINK)
-        extract_hard_link(options, entry, path);
-    else if (entry->kind == A_SYMBOLIC_LINK)
-        warn(entry->name, L"it is a symbolic link, which this Windows has not; it is left out");
+        print(GetStdHandle(STD_ERROR_HANDLE), L"x ", member->name, END_OF_LINE);
+    WCHAR *path = prepare_path(options->directory, member->name);
+    if (member->kind == A_FILE)
+        extract_file(options, member, path);
+    else if (member->kind == A_DIRECTORY)
+        extract_directory(options, member, path);
+    else if (member->kind == A_HARD_LINK)
+        extract_hard_link(options, member, path);
+    else if (member->kind == A_SYMBOLIC_LINK)
+        warn(member->name, L"symbolic links are not supported; skipped");
     else
-        warn(entry->name, L"it is no file and no directory, or a sparse one; it is left out");
+        warn(member->name, L"unsupported type of member; skipped");
     release(path);
-    skip(entry->size - content);
-    skip(padding(entry->size));
+    skip(member->size - content);
+    skip(padding(member->size));
 }
 
 /* Reports whether a member, or a directory that contains it, was requested. */
-static BOOL is_wanted(const struct options *options, const WCHAR *name)
+static BOOL is_selected(const struct options *options, const WCHAR *name)
 {
-    BOOL wanted = !options->many;
-    for (int i = 0; name && i < options->many; i++) {
+    BOOL selected = !options->count;
+    for (int i = 0; name && i < options->count; i++) {
         int size = lstrlenW(options->operands[i].path);
         while (size && is_slash(options->operands[i].path[size - 1]))
             size--;
         if (lstrlenW(name) >= size && (!name[size] || is_slash(name[size]))
             && CompareStringOrdinal(name, size, options->operands[i].path, size, FALSE)
                 == CSTR_EQUAL)
-            wanted = options->operands[i].found = TRUE;
+            selected = options->operands[i].found = TRUE;
     }
-    return wanted;
+    return selected;
 }
 
 void extract(const struct options *options)
 {
     HANDLE output = GetStdHandle(STD_OUTPUT_HANDLE);
-    for (struct entry entry; next_entry(&entry); release(entry.name), release(entry.target)) {
-        BOOL wanted = is_wanted(options, entry.name);
-        if (wanted && options->action == L'x') {
-            extract_entry(options, &entry);
+    for (struct member member; next_member(&member); release(member.name), release(member.target)) {
+        BOOL selected = is_selected(options, member.name);
+        if (selected && options->action == L'x') {
+            extract_member(options, &member);
             continue;
         }
-        if (wanted)
-            say(output, entry.name ? entry.name : L"(a name that is not UTF-8)", END_OF_LINE, L"");
-        skip(entry.size);
-        skip(padding(entry.size));
+        if (selected)
+            print(output, member.name ? member.name : L"(a name that is not UTF-8)", END_OF_LINE, L"");
+        skip(member.size);
+        skip(padding(member.size));
     }
-    date_directories();
-    for (int i = 0; i < options->many; i++)
+    set_directory_times();
+    for (int i = 0; i < options->count; i++)
         if (!options->operands[i].found)
-            warn(options->operands[i].path, L"it is not in the archive");
+            warn(options->operands[i].path, L"not found in archive");
 }

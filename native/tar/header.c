@@ -21,7 +21,7 @@ BOOL is_empty(const struct header *header)
     return TRUE;
 }
 
-static LONG sum_of(const struct header *header)
+static LONG checksum(const struct header *header)
 {
     LONG sum = 0;
     const BYTE *bytes = (const BYTE *)header;
@@ -33,7 +33,7 @@ static LONG sum_of(const struct header *header)
 
 BOOL is_header(const struct header *header)
 {
-    return get_number(header->sum, sizeof header->sum) == sum_of(header);
+    return get_number(header->sum, sizeof header->sum) == checksum(header);
 }
 
 /* Octal digits or, with the highest bit set, a big-endian number. */
@@ -70,22 +70,22 @@ static void put_block(const char *name, char type, ULONGLONG size, LONGLONG time
     put_octal(header.size, sizeof header.size, size > MOST_IN_OCTAL ? 0 : size);
     put_octal(header.time, sizeof header.time,
               time < 0 || (ULONGLONG)time > MOST_IN_OCTAL ? 0 : (ULONGLONG)time);
-    put_octal(header.sum, sizeof header.sum - 1, (ULONGLONG)sum_of(&header));
+    put_octal(header.sum, sizeof header.sum - 1, (ULONGLONG)checksum(&header));
     header.sum[sizeof header.sum - 1] = ' ';
-    put(&header, sizeof header);
+    write_bytes(&header, sizeof header);
 }
 
 static SIZE_T decimal(char *to, ULONGLONG number)
 {
     char digits[20];
-    SIZE_T many = 0;
+    SIZE_T count = 0;
     do
-        digits[many++] = (char)('0' + number % 10);
+        digits[count++] = (char)('0' + number % 10);
     while (number /= 10);
-    for (SIZE_T i = 0; i < many; i++)
-        to[i] = digits[many - 1 - i];
-    to[many] = 0;
-    return many;
+    for (SIZE_T i = 0; i < count; i++)
+        to[i] = digits[count - 1 - i];
+    to[count] = 0;
+    return count;
 }
 
 /* Formats a pax record "LENGTH key=value\n", where the length includes its own digits. */
@@ -124,8 +124,8 @@ void put_header(const char *name, char type, ULONGLONG size, LONGLONG time)
     }
     if (used) {
         put_block("PaxHeader", 'x', used, time);
-        put(records, (DWORD)used);
-        put(nothing, (DWORD)padding(used));
+        write_bytes(records, (DWORD)used);
+        write_bytes(nothing, (DWORD)padding(used));
     }
     release(records);
     put_block(name, type, size, time);

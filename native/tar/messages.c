@@ -4,9 +4,9 @@
 
 static UINT exit_code;
 
-void say(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three)
+void print(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three)
 {
-    WCHAR *line = joined(one, two, three);
+    WCHAR *line = concat(one, two, three);
     char *text = to_utf8(line);
     DWORD written;
     WriteFile(to, text, (DWORD)lstrlenA(text), &written, NULL);
@@ -14,21 +14,21 @@ void say(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three)
     release(line);
 }
 
-void note(const WCHAR *subject, const WCHAR *what)
+void inform(const WCHAR *subject, const WCHAR *what)
 {
-    WCHAR *line = joined(L"tar: ", subject, L": ");
-    say(GetStdHandle(STD_ERROR_HANDLE), line, what, END_OF_LINE);
+    WCHAR *line = concat(L"tar: ", subject, L": ");
+    print(GetStdHandle(STD_ERROR_HANDLE), line, what, END_OF_LINE);
     release(line);
 }
 
 void warn(const WCHAR *subject, const WCHAR *what)
 {
-    note(subject, what);
+    inform(subject, what);
     exit_code = 1;
 }
 
 /* Prints Windows' message for the last error. */
-void warn_of_error(const WCHAR *subject)
+void warn_last_error(const WCHAR *subject)
 {
     WCHAR text[512];
     DWORD size = FormatMessageW(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL,
@@ -36,7 +36,7 @@ void warn_of_error(const WCHAR *subject)
     while (size && text[size - 1] <= L' ')
         size--;
     text[size] = 0;
-    warn(subject, size ? text : L"it failed, and Windows has no words for it");
+    warn(subject, size ? text : L"unknown error");
 }
 
 BOOL any_failed(void)
@@ -44,16 +44,24 @@ BOOL any_failed(void)
     return exit_code != 0;
 }
 
-void give_up(const WCHAR *subject, const WCHAR *what)
+void fail(const WCHAR *subject, const WCHAR *what)
 {
     warn(subject, what);
     finish();
 }
 
-void give_up_with_error(const WCHAR *subject)
+void fail_with_error(const WCHAR *subject)
 {
-    warn_of_error(subject);
+    warn_last_error(subject);
     finish();
+}
+
+void out_of_memory(void)
+{
+    static const char message[] = "tar: not enough memory\r\n";
+    DWORD written;
+    WriteFile(GetStdHandle(STD_ERROR_HANDLE), message, sizeof message - 1, &written, NULL);
+    ExitProcess(1);
 }
 
 void finish(void)

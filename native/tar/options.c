@@ -20,7 +20,7 @@ static const WCHAR usage[] =
     L"This is winpod's tar. It makes and reads tar archives of files and directories, and does\r\n"
     L"not compress.\r\n";
 
-static const WCHAR unknown[] = L"winpod's tar does not have it; tar --help says what it has";
+static const WCHAR unknown[] = L"winpod's tar does not have this option; see tar --help";
 
 static BOOL same(const WCHAR *one, const WCHAR *two)
 {
@@ -65,17 +65,17 @@ static const WCHAR *value_of(WCHAR letter, const WCHAR *rest, WCHAR **line)
     const WCHAR *value = *rest ? rest : next_argument(line);
     WCHAR option[] = {L'-', letter, 0};
     if (!value)
-        give_up(option, L"it needs a value after it");
+        fail(option, L"the option needs a value");
     return value;
 }
 
 static void print_and_end(const WCHAR *text)
 {
-    say(GetStdHandle(STD_OUTPUT_HANDLE), text, L"", L"");
+    print(GetStdHandle(STD_OUTPUT_HANDLE), text, L"", L"");
     finish();
 }
 
-static void take_option(struct options *options, WCHAR letter, const WCHAR *value)
+static void apply_option(struct options *options, WCHAR letter, const WCHAR *value)
 {
     WCHAR option[] = {L'-', letter, 0};
     switch (letter) {
@@ -83,7 +83,7 @@ static void take_option(struct options *options, WCHAR letter, const WCHAR *valu
     case L'x':
     case L't':
         if (options->action && options->action != letter)
-            give_up(option, L"only one of -c, -x and -t can be done at a time");
+            fail(option, L"only one of -c, -x and -t can be given");
         options->action = letter;
         return;
     case L'f':
@@ -92,7 +92,7 @@ static void take_option(struct options *options, WCHAR letter, const WCHAR *valu
     case L'C':
         options->directory = full_path(options->directory, value);
         if (!(GetFileAttributesW(options->directory) + 1))
-            give_up_with_error(value);
+            fail_with_error(value);
         return;
     case L'v':
         options->verbose = TRUE;
@@ -110,9 +110,9 @@ static void take_option(struct options *options, WCHAR letter, const WCHAR *valu
     case L'z':
     case L'j':
     case L'J':
-        give_up(option, L"winpod's tar does not compress or decompress; leave it out");
+        fail(option, L"winpod's tar does not compress or decompress");
     default:
-        give_up(option, unknown);
+        fail(option, unknown);
     }
 }
 
@@ -121,7 +121,7 @@ static BOOL has_value(WCHAR letter)
     return letter == L'f' || letter == L'C';
 }
 
-static void take_long(struct options *options, WCHAR *name, WCHAR **line)
+static void apply_long_option(struct options *options, WCHAR *name, WCHAR **line)
 {
     WCHAR *value = name;
     while (*value && *value != L'=')
@@ -131,21 +131,21 @@ static void take_long(struct options *options, WCHAR *name, WCHAR **line)
     for (SIZE_T i = 0; i < ARRAYSIZE(long_names); i++) {
         if (same(name, long_names[i].name)) {
             WCHAR letter = long_names[i].letter;
-            take_option(options, letter, has_value(letter) ? value_of(letter, value, line) : NULL);
+            apply_option(options, letter, has_value(letter) ? value_of(letter, value, line) : NULL);
             return;
         }
     }
-    give_up(joined(L"--", name, L""), unknown);
+    fail(concat(L"--", name, L""), unknown);
 }
 
 /* Letters after a dash, or the first argument without one, whose values all follow it. */
-static void take_letters(struct options *options, const WCHAR *letters, BOOL dashed, WCHAR **line)
+static void apply_letters(struct options *options, const WCHAR *letters, BOOL dashed, WCHAR **line)
 {
     for (; *letters; letters++) {
         if (!has_value(*letters)) {
-            take_option(options, *letters, NULL);
+            apply_option(options, *letters, NULL);
         } else {
-            take_option(options, *letters, value_of(*letters, dashed ? letters + 1 : L"", line));
+            apply_option(options, *letters, value_of(*letters, dashed ? letters + 1 : L"", line));
             if (dashed)
                 return;
         }
@@ -162,19 +162,19 @@ struct options read_options(WCHAR *line)
         if (!ended && same(one, L"--"))
             ended = TRUE;
         else if (!ended && one[0] == L'-' && one[1] == L'-')
-            take_long(&options, one + 2, &line);
+            apply_long_option(&options, one + 2, &line);
         else if (!ended && one[0] == L'-' && one[1])
-            take_letters(&options, one + 1, TRUE, &line);
+            apply_letters(&options, one + 1, TRUE, &line);
         else if (first)
-            take_letters(&options, one, FALSE, &line);
+            apply_letters(&options, one, FALSE, &line);
         else
-            options.operands[options.many++] = (struct operand){one, options.directory, FALSE};
+            options.operands[options.count++] = (struct operand){one, options.directory, FALSE};
     }
     if (!options.action)
-        give_up(L"-c, -x, -t", L"one of them must say what to do; tar --help tells more");
+        fail(L"-c, -x, -t", L"one of them is required; see tar --help");
     if (!options.archive)
-        give_up(L"-f", L"the archive is not named; - is standard input or output");
-    if (options.action == L'c' && !options.many)
-        give_up(L"-c", L"nothing is named that could be archived");
+        fail(L"-f", L"the archive is required; - is standard input or output");
+    if (options.action == L'c' && !options.count)
+        fail(L"-c", L"no path to archive is given");
     return options;
 }

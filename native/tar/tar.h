@@ -7,22 +7,18 @@
 #ifndef WINPOD_TAR_H
 #define WINPOD_TAR_H
 
-#define WIN32_LEAN_AND_MEAN
-#define NOUSER
-#define NOGDI
-#define _WIN32_WINNT 0x0A00
-#include <windows.h>
+#include "win_runtime.h"
 
 #define BLOCK 512
 #define CHUNK (128 * BLOCK)
-#define MAX_NOTE (1u << 20) /* bytes of the extension headers of a member */
+#define MAX_EXTENSION (1u << 20) /* bytes of the extension headers of a member */
 #define PER_SECOND 10000000ll /* units of Windows' file time, which starts in 1601 */
 #define TO_1970 11644473600ll
 #define END_OF_LINE L"\r\n"
 
 enum kind { A_FILE, A_DIRECTORY, A_HARD_LINK, A_SYMBOLIC_LINK, ANOTHER };
 
-struct entry {
+struct member {
     enum kind kind;
     WCHAR *name, *target; /* target of a link */
     ULONGLONG size;
@@ -40,27 +36,25 @@ struct options {
     BOOL verbose, now;
     const WCHAR *archive, *directory;
     struct operand *operands;
-    int many;
+    int count;
 };
 
-/* text.c */
-void *allocate(SIZE_T size);
-void release(void *memory);
-WCHAR *joined(const WCHAR *one, const WCHAR *two, const WCHAR *three);
+/* paths.c */
+WCHAR *concat(const WCHAR *one, const WCHAR *two, const WCHAR *three);
 BOOL is_slash(WCHAR letter);
 char *to_utf8(const WCHAR *text);
 WCHAR *to_utf16(const char *text, SIZE_T size);
-WCHAR *below(const WCHAR *directory, const WCHAR *name);
+WCHAR *join_path(const WCHAR *directory, const WCHAR *name);
 WCHAR *full_path(const WCHAR *directory, const WCHAR *path);
 
 /* messages.c */
-void say(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three);
-void note(const WCHAR *subject, const WCHAR *what);
+void print(HANDLE to, const WCHAR *one, const WCHAR *two, const WCHAR *three);
+void inform(const WCHAR *subject, const WCHAR *what);
 void warn(const WCHAR *subject, const WCHAR *what);
-void warn_of_error(const WCHAR *subject);
+void warn_last_error(const WCHAR *subject);
 BOOL any_failed(void);
-_Noreturn void give_up(const WCHAR *subject, const WCHAR *what);
-_Noreturn void give_up_with_error(const WCHAR *subject);
+_Noreturn void fail(const WCHAR *subject, const WCHAR *what);
+_Noreturn void fail_with_error(const WCHAR *subject);
 _Noreturn void finish(void);
 
 /* options.c */
@@ -69,10 +63,10 @@ struct options read_options(WCHAR *line);
 /* archive.c */
 void open_archive(const WCHAR *path, BOOL writing);
 BOOL is_archive(const BY_HANDLE_FILE_INFORMATION *file);
-DWORD take(void *to, DWORD size);
-DWORD take_some(ULONGLONG most, const BYTE **data);
+DWORD read_bytes(void *to, DWORD size);
+DWORD read_some(ULONGLONG most, const BYTE **data);
 void skip(ULONGLONG size);
-void put(const void *data, DWORD size);
+void write_bytes(const void *data, DWORD size);
 void close_archive(void);
 ULONGLONG padding(ULONGLONG size);
 
@@ -88,8 +82,8 @@ BOOL is_header(const struct header *header);
 LONGLONG get_number(const char *field, SIZE_T size);
 void put_header(const char *name, char type, ULONGLONG size, LONGLONG time);
 
-/* entries.c */
-BOOL next_entry(struct entry *entry);
+/* members.c */
+BOOL next_member(struct member *member);
 
 /* extract.c */
 void extract(const struct options *options);

@@ -7,6 +7,14 @@
 
 struct session *sessions;
 
+/* Closes a handle, if there is one. */
+void close_handle(HANDLE *handle)
+{
+    if (*handle)
+        CloseHandle(*handle);
+    *handle = NULL;
+}
+
 struct session *find(DWORD id)
 {
     for (struct session *session = sessions; session; session = session->next)
@@ -26,8 +34,8 @@ struct session *open_session(DWORD id)
     session->id = id;
     session->credit = OUTPUT_WINDOW;
     session->output.session = session->errors.session = session->input.session = session;
-    session->output.type = OUTPUT;
-    session->errors.type = ERRORS;
+    session->output.type = FRAME_STDOUT;
+    session->errors.type = FRAME_STDERR;
     session->next = sessions;
     sessions = session;
     return session;
@@ -39,7 +47,7 @@ void close_session(struct session *session)
     if (session->closed)
         return;
     session->closed = TRUE;
-    if (session->job && !(session->exited && !session->whole))
+    if (session->job && !(session->exited && !session->kill_descendants))
         TerminateJobObject(session->job, INTERRUPTED);
     end_stop(session);
     end_console(session);
@@ -47,10 +55,10 @@ void close_session(struct session *session)
     for (int i = 0; i < 3; i++)
         if (pipes[i])
             CancelIoEx(pipes[i], NULL);
-    free_if_over(session);
+    free_if_closed(session);
 }
 
-void free_if_over(struct session *session)
+void free_if_closed(struct session *session)
 {
     if (!session->closed || session->outstanding)
         return;
@@ -58,13 +66,13 @@ void free_if_over(struct session *session)
         if (*at != session)
             continue;
         *at = session->next;
-        drop(&session->output.pipe);
-        drop(&session->errors.pipe);
-        drop(&session->input.pipe);
-        drop(&session->keys);
-        drop(&session->screen);
-        drop(&session->process);
-        drop(&session->job);
+        close_handle(&session->output.pipe);
+        close_handle(&session->errors.pipe);
+        close_handle(&session->input.pipe);
+        close_handle(&session->keys);
+        close_handle(&session->screen);
+        close_handle(&session->process);
+        close_handle(&session->job);
         release(session);
         return;
     }
@@ -73,7 +81,7 @@ void free_if_over(struct session *session)
 static void finish(struct session *session)
 {
     session->finished = TRUE;
-    send_number(session->id, EXIT, session->code);
+    send_number(session->id, FRAME_EXIT, session->code);
 }
 
 static BOOL is_quiet(struct session *session)
@@ -81,25 +89,25 @@ static BOOL is_quiet(struct session *session)
     BOOL listening = (!session->output.pipe || session->output.reading)
         && (!session->errors.pipe || session->errors.reading);
     ULONGLONG quiet = session->screen ? CONSOLE_QUIET : QUIET;
-    return listening && GetTickCount64() - session->last_heard > quiet;
+    return listening && GetTickCount64() - session->last_output > quiet;
 }
 
 /* A program has exited when it has ended and all of its output was sent. If descendants hold its
  * streams open, it must have been quiet after all pending events were handled, however late. */
-void finish_if_over(struct session *session)
+void finish_if_exited(struct session *session)
 {
     if (!session->exited || session->finished || session->closed)
         return;
     if (!session->output.pipe && !session->errors.pipe)
         finish(session);
-    else if (is_quiet(session) && !session->looking)
-        session->looking = PostQueuedCompletionStatus(port, 0, (ULONG_PTR)key_of(session, QUIET_SEEN),
-                                                      NULL);
+    else if (is_quiet(session) && !session->quiet_posted)
+        session->quiet_posted = PostQueuedCompletionStatus(
+            port, 0, (ULONG_PTR)key_of(session, EVENT_QUIET), NULL);
 }
 
-void quiet_seen(struct session *session)
+void quiet_elapsed(struct session *session)
 {
-    session->looking = FALSE;
+    session->quiet_posted = FALSE;
     if (!session->finished && is_quiet(session))
         finish(session);
 }

@@ -11,32 +11,32 @@ void read_more(struct stream *stream)
         return;
     stream->reserved = min((DWORD)session->credit, CHUNK);
     stream->io = (OVERLAPPED){0};
-    if (ReadFile(stream->pipe, stream->frame + LINK_HEADER, stream->reserved, NULL, &stream->io)
+    if (ReadFile(stream->pipe, stream->frame + LINK_HEADER_SIZE, stream->reserved, NULL, &stream->io)
         || GetLastError() == ERROR_IO_PENDING) {
         stream->reading = TRUE;
         session->credit -= (LONG)stream->reserved;
         session->outstanding++;
         return;
     }
-    drop(&stream->pipe);
-    session->exited |= session->piped;
+    close_handle(&stream->pipe);
+    session->exited |= session->is_named_pipe;
 }
 
-void output_came(struct stream *stream, DWORD size, BOOL well)
+void output_read(struct stream *stream, DWORD size, BOOL succeeded)
 {
     struct session *session = stream->session;
     session->outstanding--;
     stream->reading = FALSE;
     session->credit += (LONG)stream->reserved;
-    session->last_heard = GetTickCount64();
-    session->exited |= session->piped && !well;
-    if (!well || (session->piped && session->exited))
-        drop(&stream->pipe);
+    session->last_output = GetTickCount64();
+    session->exited |= session->is_named_pipe && !succeeded;
+    if (!succeeded || (session->is_named_pipe && session->exited))
+        close_handle(&stream->pipe);
     else if (size && !session->closed && !session->finished)
         send_frame(session->id, stream->type, stream->frame, size);
     read_more(stream);
-    finish_if_over(session);
-    free_if_over(session);
+    finish_if_exited(session);
+    free_if_closed(session);
 }
 
 /* Closes a named pipe. The program can still read what was written to it. */
@@ -46,8 +46,8 @@ static void end_pipe(struct session *session)
     if (session->output.reading)
         CancelIoEx(session->output.pipe, NULL);
     else
-        drop(&session->output.pipe);
-    finish_if_over(session);
+        close_handle(&session->output.pipe);
+    finish_if_exited(session);
 }
 
 void write_more(struct input *input)
@@ -57,10 +57,10 @@ void write_more(struct input *input)
         return;
     if (!input->pipe) {
         if (input->filled)
-            send_number(session->id, WINDOW, input->filled);
+            send_number(session->id, FRAME_STDIN_CREDIT, input->filled);
         input->filled = 0;
     } else if (input->filled) {
-        input->writing = min(input->filled, INPUT_WINDOW - input->start);
+        input->writing = min(input->filled, STDIN_WINDOW - input->start);
         input->io = (OVERLAPPED){0};
         if (WriteFile(input->pipe, input->data + input->start, input->writing, NULL, &input->io)
             || GetLastError() == ERROR_IO_PENDING) {
@@ -68,41 +68,41 @@ void write_more(struct input *input)
             return;
         }
         input->writing = 0;
-        drop(&input->pipe);
+        close_handle(&input->pipe);
         write_more(input);
     } else if (input->ending && !session->console) {
-        drop(&input->pipe);
-        if (session->piped)
+        close_handle(&input->pipe);
+        if (session->is_named_pipe)
             end_pipe(session);
     }
 }
 
-void input_went(struct input *input, BOOL well)
+void input_written(struct input *input, BOOL succeeded)
 {
     struct session *session = input->session;
     session->outstanding--;
     if (!session->closed)
-        send_number(session->id, WINDOW, input->writing);
-    input->start = (input->start + input->writing) % INPUT_WINDOW;
+        send_number(session->id, FRAME_STDIN_CREDIT, input->writing);
+    input->start = (input->start + input->writing) % STDIN_WINDOW;
     input->filled -= input->writing;
     input->writing = 0;
-    if (!well)
-        drop(&input->pipe);
+    if (!succeeded)
+        close_handle(&input->pipe);
     write_more(input);
-    free_if_over(session);
+    free_if_closed(session);
 }
 
-void take_input(struct session *session, BYTE *data, DWORD size)
+void queue_input(struct session *session, BYTE *data, DWORD size)
 {
     struct input *input = &session->input;
-    if (size > INPUT_WINDOW - input->filled) {
+    if (size > STDIN_WINDOW - input->filled) {
         send_failure(session->id, ERROR_INVALID_PARAMETER);
         return;
     }
     if (session->keys)
         size = without_ctrl_c(session, data, size);
-    DWORD end = (input->start + input->filled) % INPUT_WINDOW;
-    DWORD first = min(size, INPUT_WINDOW - end);
+    DWORD end = (input->start + input->filled) % STDIN_WINDOW;
+    DWORD first = min(size, STDIN_WINDOW - end);
     CopyMemory(input->data + end, data, first);
     CopyMemory(input->data, data + first, size - first);
     input->filled += size;
@@ -112,12 +112,12 @@ void take_input(struct session *session, BYTE *data, DWORD size)
 static void append_number(WCHAR **at, DWORD number)
 {
     WCHAR digits[10];
-    int many = 0;
+    int count = 0;
     do
-        digits[many++] = (WCHAR)(L'0' + number % 10);
+        digits[count++] = (WCHAR)(L'0' + number % 10);
     while (number /= 10);
-    while (many)
-        *(*at)++ = digits[--many];
+    while (count)
+        *(*at)++ = digits[--count];
     *(*at) = 0;
 }
 

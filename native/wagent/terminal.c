@@ -15,7 +15,7 @@ struct console_work {
     COORD size;
 };
 
-static void ask_console(HANDLE part, LPTHREAD_START_ROUTINE what, COORD size)
+static void run_console_request(HANDLE part, LPTHREAD_START_ROUTINE what, COORD size)
 {
     HANDLE self = GetCurrentProcess(), thread = NULL;
     struct console_work *work = allocate(sizeof *work);
@@ -71,7 +71,7 @@ static DWORD WINAPI press_ctrl_c(void *context)
 void resize(struct session *session, DWORD columns, DWORD rows)
 {
     if (session->screen && columns && rows && columns <= 1000 && rows <= 1000)
-        ask_console(session->screen, set_size, (COORD){(SHORT)columns, (SHORT)rows});
+        run_console_request(session->screen, set_size, (COORD){(SHORT)columns, (SHORT)rows});
 }
 
 /* Wine's console closes on Ctrl+C as a character, so it is sent as a key event. */
@@ -82,8 +82,8 @@ DWORD without_ctrl_c(struct session *session, BYTE *data, DWORD size)
         if (data[i] != CTRL_C)
             data[left++] = data[i];
     if (left < size) {
-        ask_console(session->keys, press_ctrl_c, (COORD){0, 0});
-        send_number(session->id, WINDOW, size - left);
+        run_console_request(session->keys, press_ctrl_c, (COORD){0, 0});
+        send_number(session->id, FRAME_STDIN_CREDIT, size - left);
     }
     return left;
 }
@@ -115,14 +115,14 @@ BOOL open_screen(struct session *session, HANDLE theirs[3])
         HANDLE signal, reference, process;
     } *wine = session->console;
     HANDLE connection = open_console(wine->reference, (WCHAR *)L"Connection", FALSE);
-    drop(&theirs[0]);
-    drop(&theirs[1]);
+    close_handle(&theirs[0]);
+    close_handle(&theirs[1]);
     theirs[0] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentIn", TRUE);
     theirs[1] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", TRUE);
     theirs[2] = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", TRUE);
     session->keys = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentIn", FALSE);
     session->screen = open_console(NULL, (WCHAR *)L"\\Device\\ConDrv\\CurrentOut", FALSE);
-    drop(&connection);
+    close_handle(&connection);
     SetLastError(ERROR_INVALID_HANDLE);
     return theirs[0] && theirs[1] && theirs[2] && session->keys && session->screen;
 }

@@ -1,6 +1,6 @@
 /* The Windows side of a silo: starts programs and relays their streams, in one event loop.
  *
- * Requests arrive on standard input and answers go to standard output, as in protocol.h. Programs
+ * Requests arrive on standard input and answers go to standard output, as in agent_protocol.h. Programs
  * get native Windows pipes (many refuse others), the raw command line, and a job object that
  * contains their descendants. There is no C library.
  */
@@ -9,82 +9,88 @@
 
 HANDLE port;
 
-static void take_frame(struct frame *frame)
+void out_of_memory(void)
+{
+    ExitProcess(ERROR_NOT_ENOUGH_MEMORY);
+}
+
+static void handle_frame(struct frame *frame)
 {
     struct session *session = find(frame->session);
     BYTE *payload = frame->payload;
     DWORD size = frame->size;
     switch (frame->type) {
-    case START:
+    case FRAME_START:
         start_program(frame->session, payload, size);
         return;
-    case PROCESSES:
+    case FRAME_LIST_PROCESSES:
         list_processes(frame->session);
         return;
-    case REGISTRY:
-        take_registry(frame->session, payload, size);
+    case FRAME_REGISTRY:
+        change_registry(frame->session, payload, size);
         return;
-    case PING:
+    case FRAME_PING:
         send_done(frame->session);
         return;
-    case PIPE:
+    case FRAME_PIPE_LISTEN:
         open_pipe(frame->session, payload, size);
         return;
     }
     if (!session)
         return;
-    if (frame->type == INPUT) {
-        take_input(session, payload, size);
-    } else if (frame->type == INPUT_END) {
+    BYTE credit = session->is_named_pipe ? FRAME_PIPE_CREDIT : FRAME_OUTPUT_CREDIT;
+    if (frame->type == FRAME_STDIN) {
+        queue_input(session, payload, size);
+    } else if (frame->type == FRAME_STDIN_CLOSE) {
         session->input.ending = TRUE;
         write_more(&session->input);
-    } else if (frame->type == SIGNAL && size == 1 && session->process) {
-        take_signal(session, *payload);
-    } else if (frame->type == RESIZE && size == 4) {
+    } else if (frame->type == FRAME_SIGNAL && size == 1 && session->process) {
+        send_signal(session, *payload);
+    } else if (frame->type == FRAME_RESIZE && size == TERMINAL_EXTENT_SIZE) {
         resize(session, get16(payload), get16(payload + 2));
-    } else if (frame->type == (session->piped ? TAKEN : CREDIT) && size == 4) {
+    } else if (frame->type == credit && size == 4) {
         session->credit += (LONG)min(get32(payload), OUTPUT_WINDOW);
         read_more(&session->output);
         read_more(&session->errors);
-        finish_if_over(session);
-    } else if (frame->type == CLOSE) {
+        finish_if_exited(session);
+    } else if (frame->type == FRAME_CLIENT_GONE) {
         close_session(session);
     }
 }
 
-static void take_event(DWORD size, ULONG_PTR key, OVERLAPPED *io, BOOL well)
+static void handle_event(DWORD size, ULONG_PTR key, OVERLAPPED *io, BOOL succeeded)
 {
     struct session *session = find((DWORD)(key >> 8));
     switch ((enum event)(key & 255)) {
-    case FRAME_CAME:
-        take_frame((struct frame *)io);
+    case EVENT_FRAME_RECEIVED:
+        handle_frame((struct frame *)io);
         release(io);
-        SetEvent(frame_taken);
+        SetEvent(frame_handled);
         return;
-    case OUTPUT_CAME:
-        output_came((struct stream *)io, size, well);
+    case EVENT_OUTPUT_READ:
+        output_read((struct stream *)io, size, succeeded);
         return;
-    case INPUT_WENT:
-        input_went((struct input *)io, well);
+    case EVENT_INPUT_WRITTEN:
+        input_written((struct input *)io, succeeded);
         return;
-    case PIPE_MOVED:
-        pipe_moved(io, size, well);
+    case EVENT_PIPE_IO:
+        pipe_io_done(io, size, succeeded);
         return;
-    case JOB_CHANGED:
+    case EVENT_JOB:
         if (session)
-            job_changed(session, size, (DWORD)(ULONG_PTR)io);
+            job_event(session, size, (DWORD)(ULONG_PTR)io);
         return;
-    case HANDLER_ENDED:
+    case EVENT_HANDLER_RETURNED:
         if (session)
-            handler_ended(session);
+            handler_returned(session);
         return;
-    case STOPPED:
+    case EVENT_STOPPED:
         if (session)
             stopped(session, (BOOL)size);
         return;
-    case QUIET_SEEN:
+    case EVENT_QUIET:
         if (session)
-            quiet_seen(session);
+            quiet_elapsed(session);
     }
 }
 
@@ -93,7 +99,7 @@ static BOOL any_ending(void)
     BOOL any = FALSE;
     for (struct session *session = sessions, *next; session; session = next) {
         next = session->next;
-        finish_if_over(session);
+        finish_if_exited(session);
         any |= session->exited && !session->finished && !session->closed;
     }
     return any;
@@ -106,16 +112,17 @@ void start(void)
     SetHandleInformation(requests, HANDLE_FLAG_INHERIT, 0);
     SetHandleInformation(answers, HANDLE_FLAG_INHERIT, 0);
     port = CreateIoCompletionPort(INVALID_HANDLE_VALUE, NULL, 0, 1);
-    frame_taken = CreateEventW(NULL, FALSE, FALSE, NULL);
+    frame_handled = CreateEventW(NULL, FALSE, FALSE, NULL);
     HANDLE receiver = CreateThread(NULL, 0, receive, NULL, 0, NULL);
-    if (!port || !frame_taken || !receiver)
+    if (!port || !frame_handled || !receiver)
         ExitProcess(1);
     for (;;) {
         DWORD size = 0;
         ULONG_PTR key = 0;
         OVERLAPPED *io = NULL;
-        BOOL well = GetQueuedCompletionStatus(port, &size, &key, &io, any_ending() ? 50 : INFINITE);
-        if (well || io)
-            take_event(size, key, io, well);
+        DWORD timeout = any_ending() ? 50 : INFINITE;
+        BOOL succeeded = GetQueuedCompletionStatus(port, &size, &key, &io, timeout);
+        if (succeeded || io)
+            handle_event(size, key, io, succeeded);
     }
 }

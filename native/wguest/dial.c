@@ -2,7 +2,7 @@
  *
  *     dial PORT NUMBER ADDRESS...
  *
- * The guest first sends a u32 errno, or 0. Then both sides send frames: a u32 length and the data; a
+ * The guest first sends a u32 errno, or 0. Then both sides send blocks: a u32 length and the data; a
  * length of 0 is the end of that side's data. The connection is closed when the host closes the port.
  */
 
@@ -21,25 +21,20 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../protocol.h"
+#include "frame_io.h"
+#include "queue.h"
 
 #define CONNECT_MS 10000
 #define HOST_MS 10000 /* until the guest sees that the host has opened a new port */
 #define BLOCK (16u << 10)
-
-/* Data being relayed: no more is read before it was written. */
-struct buffer {
-    size_t start, filled;
-    uint8_t data[4 + BLOCK];
-};
 
 struct line {
     int port, connection;
     bool sent_all, received_all;
     uint8_t header[4];
     size_t header_read; /* bytes of the header that were read */
-    uint32_t remaining; /* bytes of the frame that were not */
-    struct buffer to_host, from_host;
+    uint32_t remaining; /* bytes of the block that were not */
+    struct queue to_host, from_host; /* no more is read before these are empty */
 };
 
 static bool is_connected(int port)
@@ -47,19 +42,6 @@ static bool is_connected(int port)
     struct pollfd one = {.fd = port, .events = POLLOUT};
     poll(&one, 1, 0);
     return !(one.revents & POLLHUP);
-}
-
-/* Writes what it can. Returns false if the other side is gone. */
-static bool drain(int fd, struct buffer *buffer)
-{
-    while (buffer->filled) {
-        ssize_t now = write(fd, buffer->data + buffer->start, buffer->filled);
-        if (now < 0)
-            return errno == EAGAIN || errno == EINTR;
-        buffer->start += (size_t)now;
-        buffer->filled -= (size_t)now;
-    }
-    return true;
 }
 
 static int connect_to(const char *address, int number)
@@ -103,17 +85,17 @@ static int connect_to_any(char **addresses, int number)
 
 static void read_from_pod(struct line *line)
 {
-    struct buffer *buffer = &line->to_host;
-    ssize_t now = read(line->connection, buffer->data + 4, BLOCK);
+    uint8_t block[4 + BLOCK];
+    ssize_t now = read(line->connection, block + 4, BLOCK);
     if (now < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    line->sent_all = now <= 0;
-    put32(buffer->data, now > 0 ? (uint32_t)now : 0);
-    buffer->start = 0;
-    buffer->filled = 4 + (now > 0 ? (size_t)now : 0);
+    uint32_t size = now > 0 ? (uint32_t)now : 0;
+    line->sent_all = !size;
+    put32(block, size);
+    queue_append(&line->to_host, block, 4 + size);
 }
 
-static void read_frame_header(struct line *line)
+static void read_block_header(struct line *line)
 {
     ssize_t now = read(line->port, line->header + line->header_read, 4 - line->header_read);
     if (now <= 0 || (line->header_read += (size_t)now) < 4)
@@ -128,17 +110,12 @@ static void read_frame_header(struct line *line)
 
 static void read_from_host(struct line *line)
 {
-    struct buffer *buffer = &line->from_host;
     if (!line->remaining) {
-        read_frame_header(line);
+        read_block_header(line);
         return;
     }
-    ssize_t now = read(line->port, buffer->data, line->remaining < BLOCK ? line->remaining : BLOCK);
-    if (now <= 0)
-        return;
-    line->remaining -= (uint32_t)now;
-    buffer->start = 0;
-    buffer->filled = (size_t)now;
+    queue_fill(line->port, &line->from_host, line->remaining < BLOCK ? line->remaining : BLOCK);
+    line->remaining -= (uint32_t)line->from_host.filled;
 }
 
 static void relay(struct line *line)
@@ -161,10 +138,10 @@ static void relay(struct line *line)
             read_from_host(line);
         if (reads_pod && ready[1].revents)
             read_from_pod(line);
-        if (!drain(line->port, &line->to_host))
+        if (queue_flush(line->port, &line->to_host) < 0)
             return;
-        if (!drain(line->connection, &line->from_host))
-            line->from_host.filled = 0; /* the reader is gone */
+        if (queue_flush(line->connection, &line->from_host) < 0)
+            queue_consume(&line->from_host, line->from_host.filled); /* the reader is gone */
     }
     while (is_connected(line->port)) /* closing the port too early would lose data */
         usleep(20000);
@@ -173,12 +150,15 @@ static void relay(struct line *line)
 static void serve_dial(int port, char **words)
 {
     static struct line line;
+    if (!queue_reserve(&line.to_host, 4 + BLOCK) || !queue_reserve(&line.from_host, BLOCK))
+        _exit(1);
     for (int waited = 0; !is_connected(port) && waited < HOST_MS; waited += 5)
         usleep(5000);
     line.port = port;
     line.connection = connect_to_any(words + 2, atoi(words[1]));
-    put32(line.to_host.data, line.connection < 0 ? (uint32_t)-line.connection : 0);
-    line.to_host.filled = 4;
+    uint8_t error[4];
+    put32(error, line.connection < 0 ? (uint32_t)-line.connection : 0);
+    queue_append(&line.to_host, error, sizeof error);
     line.sent_all = line.received_all = line.connection < 0;
     relay(&line);
     _exit(0);

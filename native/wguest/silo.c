@@ -1,10 +1,8 @@
 /* Silos in a microVM: one for each container of the pod, in its own namespaces.
  *
- *     start NAME PORT ROOT GROUP USER HOSTNAME BITS VARIABLE... -- MASKED... -- READONLY... -- COMMAND...
- *
- * The host has mounted ROOT before; the silo makes it its root directory, drops all capabilities, and
- * installs a seccomp filter. Paths of /proc are masked or read-only as the host requests. BITS is 32
- * if 32-bit programs may run too, else 64.
+ * The host has mounted the root before START_SILO; the silo makes it its root directory, drops all
+ * capabilities, and installs a seccomp filter. Paths of /proc are masked or read-only as the host
+ * requests.
  */
 
 #define _GNU_SOURCE
@@ -25,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../protocol.h"
+#include "io.h"
 
 #define MAX_SILOS 64
 #define CLONE_TREE (1u | O_CLOEXEC | AT_RECURSIVE) /* OPEN_TREE_CLONE */
@@ -239,9 +237,9 @@ int set_silo_hostname(const char *name, const char *hostname)
     return error;
 }
 
-/* A silo whose first process was killed could not send ENDED, and may have stopped within a frame.
- * Garbage that is longer than any frame, and not a valid header, makes winit on the host exit in any
- * state. A child process sends it, because that may block. */
+/* A silo whose first process was killed could not send SILO_EXITED, and may have stopped within a
+ * frame. Garbage that is longer than any frame, and not a valid header, makes winit on the host exit
+ * in any state. A child process sends it, because that may block. */
 static void end_link(const char *name)
 {
     static uint8_t garbage[CHUNK];
@@ -250,7 +248,7 @@ static void end_link(const char *name)
     memset(garbage, 0xff, sizeof garbage);
     int port = open_port(name);
     for (size_t sent = 0; port >= 0 && sent < MAX_FRAME + 2 * CHUNK; sent += CHUNK)
-        if (!write_whole(port, garbage, CHUNK))
+        if (!write_all(port, garbage, CHUNK))
             break;
     _exit(0);
 }

@@ -1,9 +1,7 @@
 /* The first process of a microVM: serves commands of the host on the port "control", and reaps.
  *
- * A request is a u32 length, an 8-byte mark, and words, each terminated by 0; its answer has the same
- * mark, a u32 length, a u32 errno and data. The host decides what a pod needs; this side only mounts,
- * reads, writes, starts and kills. A request that is incomplete when the client disconnects is
- * discarded, and the next client recognizes answers that are not its own by the mark.
+ * Requests and commands are described in agent_protocol.h. The host decides what a pod needs; this
+ * side only mounts, reads, writes, starts and kills.
  */
 
 #define _GNU_SOURCE
@@ -25,19 +23,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../protocol.h"
+#include "frame_io.h"
+#include "io.h"
 
-enum { MARK = 8, HEADER = 4 + MARK };
+#define HEADER (4 + GUEST_MARK_SIZE)
 
-static uint8_t request[HEADER + MAX_BYTES + 1];
+static uint8_t request[HEADER + GUEST_MAX_BYTES + 1];
 static struct answer answer;
 static size_t received;
 
 static void load_modules(void)
 {
     struct dirent **found;
-    int many = scandir("/modules", &found, NULL, alphasort);
-    for (int i = 0; i < many; i++) {
+    int count = scandir("/modules", &found, NULL, alphasort);
+    for (int i = 0; i < count; i++) {
         char path[512];
         snprintf(path, sizeof path, "/modules/%s", found[i]->d_name);
         int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -107,43 +106,24 @@ int open_port(const char *name)
     return found;
 }
 
-bool write_whole(int port, const void *data, size_t size)
-{
-    while (size) {
-        ssize_t now = write(port, data, size);
-        if (now < 0 && errno != EAGAIN && errno != EINTR)
-            return false;
-        if (now > 0) {
-            data = (const uint8_t *)data + now;
-            size -= (size_t)now;
-            continue;
-        }
-        struct pollfd one = {.fd = port, .events = POLLOUT};
-        poll(&one, 1, 1000);
-        if (one.revents & POLLHUP)
-            return false;
-    }
-    return true;
-}
-
 static void reply(int port)
 {
-    char *words[MAX_WORDS + 1];
+    char *words[GUEST_MAX_WORDS + 1];
     int count = 0;
     char *end = (char *)request + HEADER + get32(request);
     *end = 0;
-    for (char *word = (char *)request + HEADER; word < end && count < MAX_WORDS;
+    for (char *word = (char *)request + HEADER; word < end && count < GUEST_MAX_WORDS;
          word += strlen(word) + 1)
         words[count++] = word;
     words[count] = NULL;
     answer.size = 0;
-    uint8_t header[MARK + 8];
-    int error = answer_request(words, &answer);
-    memcpy(header, request + 4, MARK);
-    put32(header + MARK, (uint32_t)answer.size);
-    put32(header + MARK + 4, (uint32_t)error);
-    if (write_whole(port, header, sizeof header))
-        write_whole(port, answer.data, answer.size);
+    uint8_t header[GUEST_MARK_SIZE + 8];
+    int error = run_command(words, &answer);
+    memcpy(header, request + 4, GUEST_MARK_SIZE);
+    put32(header + GUEST_MARK_SIZE, (uint32_t)answer.size);
+    put32(header + GUEST_MARK_SIZE + 4, (uint32_t)error);
+    if (write_all(port, header, sizeof header))
+        write_all(port, answer.data, answer.size);
 }
 
 static void serve(int port)
@@ -157,7 +137,7 @@ static void serve(int port)
         return;
     }
     received += (size_t)now;
-    if (received >= 4 && get32(request) > MAX_BYTES)
+    if (received >= 4 && get32(request) > GUEST_MAX_BYTES)
         received = 0;
     if (received < HEADER || received < HEADER + get32(request))
         return;

@@ -7,16 +7,15 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define MAX_WORDS 256
-#define MAX_BYTES (1u << 20)
+#include "agent_protocol.h"
 
 struct answer {
     size_t size;
-    char data[MAX_BYTES];
+    char data[GUEST_MAX_BYTES];
 };
 
 /* Each returns 0, or an errno. */
-int answer_request(char **words, struct answer *answer);
+int run_command(char **words, struct answer *answer);
 int start_silo(char **words);
 int kill_silo(const char *name);
 int mount_in_silo(const char *name, const char *source, const char *target);
@@ -29,7 +28,6 @@ int raise_loopback(void);
 int dial(char **words);
 
 int open_port(const char *name);
-bool write_whole(int port, const void *data, size_t size); /* false if the host disconnected */
 void reap(void);
 void relay_port(int port, char **command) __attribute__((noreturn));
 

@@ -15,22 +15,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../protocol.h"
+#include "agent_protocol.h"
+#include "cri_log.h"
+#include "frame_io.h"
 #include "io.h"
-#include "log.h"
+#include "queue.h"
 
 #define SILO_DIED 137
-
-struct out {
-    int fd;
-    uint32_t start, filled;
-    uint8_t data[CHUNK];
-};
+#define MAX_INCOMING (FRAME_HEADER_SIZE + CHUNK)
 
 static int bundle, agent;
-static struct out outputs[2] = {{.fd = 1}, {.fd = 2}};
-static uint8_t incoming[FRAME_HEADER + CHUNK];
-static uint32_t received, window = INPUT_WINDOW;
+static struct queue incoming, outputs[2]; /* outputs: stdout and stderr, not yet read by conmon */
+static uint32_t window = STDIN_WINDOW;
 static bool input_open, exited;
 static uint32_t exit_code;
 
@@ -50,56 +46,53 @@ static void write_exit_code(void)
         die(SILO_DIED);
 }
 
-static void flush(struct out *out)
+bool send_frame(int to, uint8_t type, const void *payload, uint32_t size)
 {
-    while (out->filled) {
-        ssize_t now = write(out->fd, out->data + out->start, out->filled);
-        if (now < 0 && errno == EINTR)
-            continue;
-        if (now < 0 && errno == EAGAIN)
-            return;
-        if (now < 0)
-            now = (ssize_t)out->filled; /* the reader is gone; the program continues */
-        out->start += (uint32_t)now;
-        out->filled -= (uint32_t)now;
-    }
-    out->start = 0;
+    uint8_t header[FRAME_HEADER_SIZE];
+    put_frame_header(header, size, type);
+    return write_all(to, header, sizeof header) && write_all(to, payload, size);
+}
+
+static void flush(int which)
+{
+    if (queue_flush(which + 1, &outputs[which]) < 0)
+        queue_reset(&outputs[which]); /* its reader is gone */
 }
 
 /* Handles one complete frame, if there is one and its data can be buffered. */
-static bool take_frame(void)
+static bool handle_frame(void)
 {
-    if (received < FRAME_HEADER)
+    if (incoming.filled < FRAME_HEADER_SIZE)
         return false;
-    uint32_t size = get32(incoming);
-    uint8_t type = incoming[4], *payload = incoming + FRAME_HEADER;
+    const uint8_t *frame = queue_head(&incoming), *payload = frame + FRAME_HEADER_SIZE;
+    uint32_t size = get32(frame);
+    uint8_t type = frame[4];
     if (size > CHUNK)
         die(SILO_DIED);
-    if (received < FRAME_HEADER + size)
+    if (incoming.filled < FRAME_HEADER_SIZE + size)
         return false;
-    if (type == OUTPUT || type == ERRORS) {
-        struct out *out = &outputs[type == ERRORS];
-        if (out->filled)
+    if (type == FRAME_STDOUT || type == FRAME_STDERR) {
+        int which = type == FRAME_STDERR;
+        if (outputs[which].filled)
             return false;
-        memcpy(out->data, payload, size);
-        out->filled = size;
-        log_write(type == ERRORS, payload, size);
-        flush(out);
-    } else if (type == WINDOW && size == 4) {
+        if (!queue_append(&outputs[which], payload, size))
+            die(SILO_DIED);
+        log_write(which, payload, size);
+        flush(which);
+    } else if (type == FRAME_STDIN_CREDIT && size == 4) {
         uint32_t more = get32(payload);
-        window = more > INPUT_WINDOW - window ? INPUT_WINDOW : window + more;
-    } else if (type == EXIT && size == 4) {
+        window = more > STDIN_WINDOW - window ? STDIN_WINDOW : window + more;
+    } else if (type == FRAME_EXIT && size == 4) {
         exited = true;
         exit_code = get32(payload);
     } else {
         die(SILO_DIED);
     }
-    received -= FRAME_HEADER + size;
-    memmove(incoming, payload + size, received);
+    queue_consume(&incoming, FRAME_HEADER_SIZE + size);
     return true;
 }
 
-static void take_input(void)
+static void forward_input(void)
 {
     static uint8_t data[CHUNK];
     ssize_t now = read(0, data, window < CHUNK ? window : CHUNK);
@@ -107,11 +100,11 @@ static void take_input(void)
         return;
     if (now > 0) {
         window -= (uint32_t)now;
-        send_frame(agent, INPUT, data, (uint32_t)now);
+        send_frame(agent, FRAME_STDIN, data, (uint32_t)now);
         return;
     }
     input_open = false;
-    send_frame(agent, INPUT_END, "", 0);
+    send_frame(agent, FRAME_STDIN_CLOSE, "", 0);
 }
 
 static void send_size(void)
@@ -121,10 +114,10 @@ static void send_size(void)
         return;
     uint8_t payload[4];
     put32(payload, (uint32_t)size.ws_col | (uint32_t)size.ws_row << 16);
-    send_frame(agent, RESIZE, payload, sizeof payload);
+    send_frame(agent, FRAME_RESIZE, payload, sizeof payload);
 }
 
-static void take_signal(int signals)
+static void forward_signal(int signals)
 {
     struct signalfd_siginfo info;
     if (read(signals, &info, sizeof info) != (ssize_t)sizeof info)
@@ -147,7 +140,7 @@ static void take_signal(int signals)
         kind = SIGNAL_BREAK;
         break;
     }
-    send_frame(agent, SIGNAL, &kind, 1);
+    send_frame(agent, FRAME_SIGNAL, &kind, 1);
 }
 
 int catch_signals(void)
@@ -170,13 +163,13 @@ _Noreturn void relay_stdio(int in, int from, int signals, bool with_terminal)
     struct stat about;
     input_open = with_terminal || (!fstat(0, &about) && !S_ISCHR(about.st_mode));
     if (!input_open)
-        send_frame(agent, INPUT_END, "", 0);
+        send_frame(agent, FRAME_STDIN_CLOSE, "", 0);
     for (int i = 0; i < 2; i++)
         fcntl(i + 1, F_SETFL, fcntl(i + 1, F_GETFL) | O_NONBLOCK);
     if (with_terminal)
         send_size();
     for (;;) {
-        while (take_frame())
+        while (handle_frame())
             ;
         if (exited && !outputs[0].filled && !outputs[1].filled) {
             write_exit_code();
@@ -184,7 +177,7 @@ _Noreturn void relay_stdio(int in, int from, int signals, bool with_terminal)
         }
         struct pollfd ready[] = {
             {.fd = signals, .events = POLLIN},
-            {.fd = received < sizeof incoming && !exited ? agent : -1, .events = POLLIN},
+            {.fd = incoming.filled < MAX_INCOMING && !exited ? agent : -1, .events = POLLIN},
             {.fd = input_open && window ? 0 : -1, .events = POLLIN},
             {.fd = outputs[0].filled ? 1 : -1, .events = POLLOUT},
             {.fd = outputs[1].filled ? 2 : -1, .events = POLLOUT},
@@ -192,18 +185,13 @@ _Noreturn void relay_stdio(int in, int from, int signals, bool with_terminal)
         if (poll(ready, 5, -1) < 0)
             continue;
         if (ready[0].revents)
-            take_signal(signals);
-        if (ready[1].revents) {
-            ssize_t now = read(agent, incoming + received, sizeof incoming - received);
-            if (now == 0 || (now < 0 && errno != EINTR && errno != EAGAIN))
-                die(SILO_DIED);
-            if (now > 0)
-                received += (uint32_t)now;
-        }
+            forward_signal(signals);
+        if (ready[1].revents && !queue_fill(agent, &incoming, MAX_INCOMING - incoming.filled))
+            die(SILO_DIED);
         if (ready[2].revents)
-            take_input();
+            forward_input();
         for (int i = 0; i < 2; i++)
             if (ready[3 + i].revents)
-                flush(&outputs[i]);
+                flush(i);
     }
 }

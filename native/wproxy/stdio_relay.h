@@ -4,6 +4,10 @@
 #define WINPOD_STDIO_RELAY_H
 
 #include <stdbool.h>
+#include <stdint.h>
+
+/* Sends a frame to the agent. */
+bool send_frame(int agent, uint8_t type, const void *payload, uint32_t size);
 
 /* Returns a signalfd of the signals that `relay_stdio` converts to Windows' events. */
 int catch_signals(void);

@@ -14,7 +14,7 @@
  * reopened on SIGUSR1, because conmon's log would keep \r.
  *
  * `listen` creates a silo's socket and executes the command with it as descriptor 3, which winit
- * inherits. Created on the host, it has no path in the container. `relay`: see relay.h.
+ * inherits. Created on the host, it has no path in the container. `relay`: see pipe_relay.h.
  *
  * `enter` joins the cgroups whose cgroup.procs are FILES, separated by spaces, and executes the
  * command.
@@ -36,11 +36,12 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "../protocol.h"
-#include "stdio_relay.h"
+#include "agent_protocol.h"
+#include "cri_log.h"
+#include "frame_io.h"
 #include "io.h"
-#include "log.h"
-#include "relay.h"
+#include "pipe_relay.h"
+#include "stdio_relay.h"
 
 #define SILO_SOCKET 3
 
@@ -74,7 +75,7 @@ static void open_terminal(void)
         fail("The terminal cannot be opened", strerror(errno));
     cfmakeraw(&raw);
     tcsetattr(slave, TCSANOW, &raw);
-    int console = connect_to(-1, options.console, 0);
+    int console = connect_unix(-1, options.console, 0);
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
@@ -113,17 +114,17 @@ static void wait_for_attached(void)
 /* Sends a frame, and waits for the expected answer. */
 static void request(uint8_t type, const uint8_t *payload, uint32_t size, uint8_t expected)
 {
-    uint8_t header[FRAME_HEADER], answer[1024];
+    uint8_t header[FRAME_HEADER_SIZE], answer[1024];
     if (!send_frame(agent, type, payload, size))
         fail("The container's silo does not answer", strerror(errno));
     if (!read_all(agent, header, sizeof header))
         fail("", "The container's silo has ended.");
     uint32_t length = get32(header);
     if (length >= sizeof answer || !read_all(agent, answer, length)
-        || (header[4] != expected && (header[4] != FAILED || length < 4)))
+        || (header[4] != expected && (header[4] != FRAME_FAILED || length < 4)))
         fail("", "The container's silo sent an invalid answer.");
     answer[length] = 0;
-    if (header[4] == FAILED)
+    if (header[4] == FRAME_FAILED)
         fail("", (char *)answer + 4);
 }
 
@@ -133,12 +134,12 @@ static uint8_t content[MAX_FRAME];
 static void change_registry(void)
 {
     int file = openat(bundle, "registry", O_RDONLY | O_CLOEXEC);
-    uint8_t header[FRAME_HEADER];
+    uint8_t header[FRAME_HEADER_SIZE];
     while (file >= 0 && read_all(file, header, sizeof header)) {
         uint32_t size = get32(header);
         if (size > sizeof content || !read_all(file, content, size))
             fail("The registry changes cannot be read", "the file is truncated");
-        request(header[4], content, size, DONE);
+        request(header[4], content, size, FRAME_DONE);
     }
     close(file);
 }
@@ -152,7 +153,7 @@ static void start_program(void)
     if (!read_all(file, content, (size_t)about.st_size))
         fail("The program to start cannot be read", "the file is truncated");
     close(file);
-    request(START, content, (uint32_t)about.st_size, STARTED);
+    request(FRAME_START, content, (uint32_t)about.st_size, FRAME_STARTED);
 }
 
 /* ---- called by conmon ---- */
@@ -200,13 +201,13 @@ static int listen_and_exec(char *path, char **command)
     if (slash)
         *slash = 0;
     int folder = open(slash ? (*path ? path : "/") : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    struct sockaddr_un address = address_of(folder, name);
+    struct sockaddr_un address;
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (folder >= 0)
         unlinkat(folder, name, 0);
     umask(0177);
-    if (folder < 0 || fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address)
-        || listen(fd, 128)) {
+    if (folder < 0 || fd < 0 || !set_unix_address(&address, folder, name)
+        || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 128)) {
         fprintf(stderr, "The silo's socket cannot be created: %s\n", strerror(errno));
         return 1;
     }
@@ -238,7 +239,7 @@ int main(int count, char **arguments)
     if (count > 3 && !strcmp(arguments[1], "listen"))
         return listen_and_exec(arguments[2], arguments + 3);
     if (count == 3 && !strcmp(arguments[1], "relay"))
-        return relay(arguments[2]);
+        return relay_pipes(arguments[2]);
     if (!read_arguments(count, arguments)) {
         fputs("usage: wproxy create --bundle BUNDLE --pid-file FILE [--console-socket SOCKET] ID\n",
               stderr);
@@ -262,7 +263,7 @@ int main(int count, char **arguments)
         if (options.console)
             open_terminal();
         wait_for_attached();
-        agent = connect_to(bundle, "run/agent.sock", 0);
+        agent = connect_unix(bundle, "run/agent.sock", 0);
         if (agent < 0)
             fail("The container's silo does not answer", strerror(errno));
         change_registry();

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAMS = ("absent.exe", "tar.exe", "wagent.exe", "winit", "wproxy")
+PROGRAMS = ("stub.exe", "tar.exe", "wagent.exe", "winit", "wproxy")
 
 
 def test_wheel_tag_matches_its_native_programs(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ from winpod.compute.agent.client import (
     ProgramResult,
     RegistryChange,
     RunningProgram,
-    Signal,
     Stream,
     TerminalSize,
     pipe_request,
 )
+from winpod.compute.agent.protocol import Signal
 from winpod.compute.errors import AgentUnavailable, WindowsError
 from winpod.compute.wine.backend import reopen_log
 from winpod.images.base.builder import Base

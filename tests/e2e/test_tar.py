@@ -83,7 +83,7 @@ def test_what_is_packed_python_unpacks(windows: Container, drive: Path, tmp_path
     done = windows.run("cmd", "/c", rf"tar -C C:\{drive.name} -cf C:\{drive.name}\out.tar .")
     assert (done.code, done.output) == (
         0,
-        "tar: out.tar: it is the archive itself, and left out\r\n",
+        "tar: out.tar: it is the archive itself; skipped\r\n",
     )
     with tarfile.open(drive / "out.tar") as archive:
         archive.extractall(tmp_path, filter="fully_trusted")
@@ -144,9 +144,9 @@ def damaged(whole: bytes) -> bytes:
     ("change", "said"),
     [
         (lambda _: b"", "it is empty"),
-        (lambda _: b"some words\n" * 99, "it is no tar archive"),
+        (lambda _: b"some words\n" * 99, "it is not a tar archive"),
         (damaged, "it is damaged"),
-        (lambda whole: whole[:1700], "the archive ends in the middle of it"),
+        (lambda whole: whole[:1700], "unexpected end of archive"),
         (gzip.compress, "it is compressed, and winpod's tar does not decompress"),
     ],
     ids=["empty", "words", "damaged", "cut", "compressed"],
@@ -183,9 +183,13 @@ def test_sizes_beyond_octal_digits_are_read(windows: Container, drive: Path) -> 
         ("xf C:\\none.tar", 1, "tar: C:\\none.tar: File not found"),
         ("cf NUL \\none \\windows\\win.ini", 1, "tar: none: File not found"),
         ("cf NUL -C C:\\none x", 1, "tar: C:\\none: "),
-        ("cf NUL", 1, "nothing is named"),
-        ("-xv", 1, "-f: the archive is not named"),
-        ("--strip-components=1 -xf -", 1, "--strip-components: winpod's tar does not have it"),
+        ("cf NUL", 1, "no path to archive is given"),
+        ("-xv", 1, "-f: the archive is required"),
+        (
+            "--strip-components=1 -xf -",
+            1,
+            "--strip-components: winpod's tar does not have this option",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(

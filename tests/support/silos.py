@@ -13,11 +13,11 @@ from pathlib import Path
 
 from winpod.compute.agent.client import (
     AgentClient,
-    Frame,
     RegistryChange,
     registry_frames,
     short_socket_path,
 )
+from winpod.compute.agent.protocol import Frame
 from winpod.compute.native import WINIT, native_program, with_agent_socket
 
 STANDIN = Path(__file__).parent / "fake_agent.py"

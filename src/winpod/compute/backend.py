@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from winpod.compute.agent.client import Signal, Stream, TerminalSize
+from winpod.compute.agent.client import Stream, TerminalSize
+from winpod.compute.agent.protocol import Signal
 from winpod.compute.resources import ResourceLimits
 from winpod.compute.spec import ContainerSpec
 from winpod.windows.builds import Build

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from winpod.compute.agent.client import RegistryChange, RegistryRoot
+from winpod.compute.agent.client import RegistryChange
+from winpod.compute.agent.protocol import RegistryRoot
 from winpod.compute.backend import SandboxSpec
 from winpod.concurrency import run_in_own_thread
 from winpod.images.winreg.hives import compose_registry

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from winpod.compute.agent.client import Signal, Stream, TerminalSize
+from winpod.compute.agent.client import Stream, TerminalSize
+from winpod.compute.agent.protocol import Signal
 from winpod.compute.backend import (
     ContainerConfig,
     ContainerUsage,

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from tests.support.silos import StandinShell, change_registry, standin_shell
 from winpod.compute.agent.client import (
-    INPUT_WINDOW,
-    MAX_FRAME,
     AgentClient,
     Program,
     RegistryChange,
-    Signal,
     Stream,
     TerminalSize,
 )
+from winpod.compute.agent.protocol import MAX_FRAME, STDIN_WINDOW, Signal
 from winpod.compute.errors import AgentProtocolError, AgentUnavailable, WindowsError
 from winpod.errors import InvalidInput
 
@@ -91,7 +89,7 @@ async def test_stdin_and_its_end_reach_the_program(shell: StandinShell) -> None:
 
 async def test_program_that_does_not_read_stdin_receives_signals(shell: StandinShell) -> None:
     async with await shell.agent.start(Program("deaf", stdin=True)) as running:
-        writing = asyncio.create_task(running.write(b"x" * (INPUT_WINDOW + 1)))
+        writing = asyncio.create_task(running.write(b"x" * (STDIN_WINDOW + 1)))
         await asyncio.sleep(0.2)
         assert not writing.done()
         await running.signal(Signal.SHUTDOWN)
@@ -101,7 +99,7 @@ async def test_program_that_does_not_read_stdin_receives_signals(shell: StandinS
 
 async def test_write_fails_when_the_silo_dies(shell: StandinShell) -> None:
     async with await shell.agent.start(Program("deaf", stdin=True)) as running:
-        writing = asyncio.create_task(running.write(b"x" * (INPUT_WINDOW + 1)))
+        writing = asyncio.create_task(running.write(b"x" * (STDIN_WINDOW + 1)))
         await asyncio.sleep(0.1)
         shell.process.kill()
         with pytest.raises(AgentUnavailable):

@@ -15,10 +15,10 @@ from tests.support.silos import StandinShell, standin_shell
 from winpod.compute.agent.client import (
     Program,
     RegistryChange,
-    RegistryRoot,
     TerminalSize,
     registry_frames,
 )
+from winpod.compute.agent.protocol import RegistryRoot
 from winpod.compute.native import WPROXY, native_program
 
 MIB = 1 << 20

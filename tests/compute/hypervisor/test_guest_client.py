@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from winpod.compute.agent.protocol import GUEST_MAX_BYTES
 from winpod.compute.errors import GuestError, MicroVmGone
-from winpod.compute.hypervisor.guest_client import MAX_BYTES, GuestClient
+from winpod.compute.hypervisor.guest_client import GuestClient
 
 PULSE = 0.05
 Answers = Callable[[list[bytes]], tuple[int, bytes]]
@@ -54,7 +55,7 @@ async def test_request_returns_the_answer(tmp_path: Path) -> None:
         b"12345678" + struct.pack("<II", 0, 22),
         b"12345678" + struct.pack("<II", 5, 0) + b"hello",
         b"lf of an answer that was begun",
-        b"x" * MAX_BYTES,
+        b"x" * GUEST_MAX_BYTES,
     ],
     ids=["an error", "data", "half of one", "a long one"],
 )
@@ -75,7 +76,7 @@ async def test_error_has_the_errno(tmp_path: Path) -> None:
 
 
 async def test_flooding_guest_is_disconnected(tmp_path: Path) -> None:
-    async with peer(tmp_path / "s", echo, b"x" * (5 * MAX_BYTES)) as guest:
+    async with peer(tmp_path / "s", echo, b"x" * (5 * GUEST_MAX_BYTES)) as guest:
         with pytest.raises(MicroVmGone):
             await guest.request("ping")
 

@@ -10,12 +10,13 @@ from native.build import LINUX, SOURCE, compile_program
 
 NEW_USER, NEW_MOUNTS = 0x10000000 | signal.SIGCHLD, 0x20000 | signal.SIGCHLD
 ENDED = -signal.SIGSYS
+SECCOMP = ("seccomp", "seccomp_x86", "seccomp_x86_64")
 
 
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("filter") / "filtered"
-    parts = [SOURCE / f"wguest/{name}.c" for name in ("filter", "calls_32", "calls_64")]
+    parts = [SOURCE / f"wguest/{name}.c" for name in SECCOMP]
     options = (*LINUX, "-I", str(SOURCE / "wguest"))
     compile_program([Path(__file__).with_name("filtered.c"), *parts], program, options)
     return program

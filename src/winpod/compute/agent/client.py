@@ -1,9 +1,9 @@
 """Client of a silo's agent, which starts programs in the container's Windows.
 
-A connection to the silo's socket carries one program or one request; see `native/protocol.h`. The
-agent runs in the container, so nothing it sends is trusted: sizes are bounded, invalid frames end
-the connection, and output is read only as fast as it is consumed. Closing a connection terminates
-its program and that program's descendants.
+A connection to the silo's socket carries one program or one request; see docs/agent-protocol.md.
+The agent runs in the container, so nothing it sends is trusted: sizes are bounded, invalid frames
+end the connection, and output is read only as fast as it is consumed. Closing a connection
+terminates its program and that program's descendants.
 """
 
 from __future__ import annotations
@@ -14,64 +14,33 @@ import os
 import struct
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from pathlib import Path
 
+from winpod.compute.agent.protocol import (
+    CHUNK,
+    FRAME_HEADER,
+    MAX_FRAME,
+    MAX_TEXT,
+    PROCESS_INFO,
+    REGISTRY_CHANGE,
+    STDIN_WINDOW,
+    TERMINAL_EXTENT,
+    Frame,
+    RegistryOperation,
+    RegistryRoot,
+    Signal,
+    StartFlag,
+)
 from winpod.compute.errors import AgentProtocolError, AgentUnavailable, WindowsError
 from winpod.errors import InvalidInput, WinpodError
 
-MAX_FRAME = 512 << 10
-MAX_TEXT = 32766
-INPUT_WINDOW = 64 << 10
-CHUNK = 32 << 10
-
-_HEADER = struct.Struct("<IB")
-_PROCESS = struct.Struct("<IIIQQQQQI")
-_CHANGE = struct.Struct("<BBI")
 _TICKS = 10_000_000
 
 
-class Frame(IntEnum):
-    START = 1
-    INPUT = 2
-    INPUT_END = 3
-    SIGNAL = 4
-    RESIZE = 5
-    PROCESSES = 6
-    REGISTRY = 7
-    PING = 8
-    PIPE = 9
-    STARTED = 65
-    OUTPUT = 66
-    ERRORS = 67
-    EXIT = 68
-    FAILED = 69
-    WINDOW = 70
-    PROCESS_LIST = 71
-    DONE = 72
-    CONNECTED = 73
-
-
-class _Flag(IntFlag):
-    TERMINAL = 1
-    INPUT = 2
-    WHOLE = 4
-
-
-class Signal(IntEnum):
-    """Events that can be sent to a program. It can handle all but KILL."""
-
-    SHUTDOWN = 1
-    """System shutdown: SIGTERM in Go, Java and .NET, a closed console (SIGHUP) in Node.js."""
-    CLOSE = 2
-    INTERRUPT = 3
-    BREAK = 4
-    KILL = 5
-
-
 class Stream(IntEnum):
-    OUTPUT = Frame.OUTPUT
-    ERRORS = Frame.ERRORS
+    OUTPUT = Frame.STDOUT
+    ERRORS = Frame.STDERR
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +66,11 @@ class Program:
 
     def encode(self) -> bytes:
         """Encode the payload of START, which is also the file that wproxy starts from."""
-        flags = _Flag.TERMINAL if self.terminal else _Flag(0)
-        flags |= _Flag.INPUT if self.stdin else _Flag(0)
-        flags |= _Flag.WHOLE if self.kill_descendants else _Flag(0)
+        flags = StartFlag.TERMINAL if self.terminal else StartFlag(0)
+        flags |= StartFlag.STDIN if self.stdin else StartFlag(0)
+        flags |= StartFlag.KILL_DESCENDANTS if self.kill_descendants else StartFlag(0)
         size = self.terminal or TerminalSize()
-        payload = struct.pack("<BHH", flags, *_clamped_size(size))
+        payload = bytes([flags]) + _extent(size)
         payload += _text(self.command_line) + _text(self.directory)
         payload += _environment(self.environment)
         if len(payload) > MAX_FRAME:
@@ -111,8 +80,9 @@ class Program:
     @classmethod
     def decode(cls, payload: bytes) -> Program:
         """Decode the payload of START."""
-        flags, columns, rows = struct.unpack_from("<BHH", payload)
-        texts, offset = [], 5
+        flags = payload[0]
+        columns, rows = TERMINAL_EXTENT.unpack_from(payload, 1)
+        texts, offset = [], 1 + TERMINAL_EXTENT.size
         for _ in range(3):
             (units,) = struct.unpack_from("<I", payload, offset)
             text = payload[offset + 4 : offset + 4 + 2 * units].decode("utf-16-le", "surrogatepass")
@@ -122,18 +92,10 @@ class Program:
             texts[0],
             texts[1],
             dict(_variable(entry) for entry in texts[2].split("\0") if entry),
-            terminal=TerminalSize(columns, rows) if flags & _Flag.TERMINAL else None,
-            stdin=bool(flags & _Flag.INPUT),
-            kill_descendants=bool(flags & _Flag.WHOLE),
+            terminal=TerminalSize(columns, rows) if flags & StartFlag.TERMINAL else None,
+            stdin=bool(flags & StartFlag.STDIN),
+            kill_descendants=bool(flags & StartFlag.KILL_DESCENDANTS),
         )
-
-
-class RegistryRoot(IntEnum):
-    """The root key of a registry key."""
-
-    MACHINE = 0
-    USER = 1
-    USERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +109,25 @@ class RegistryChange:
     root: RegistryRoot = RegistryRoot.MACHINE
 
     def encode(self) -> bytes:
-        what = 2 if self.name is None else 1 if self.data is None else 0
+        operation = RegistryOperation.SET_VALUE
+        if self.name is None:
+            operation = RegistryOperation.DELETE_KEY
+        elif self.data is None:
+            operation = RegistryOperation.DELETE_VALUE
+        head = REGISTRY_CHANGE.pack(self.root, operation, self.type)
         data = self.data or b""
-        head = _CHANGE.pack(self.root, what, self.type) + _text(self.key) + _text(self.name or "")
-        return head + struct.pack("<I", len(data)) + data
+        texts = _text(self.key) + _text(self.name or "")
+        return head + texts + struct.pack("<I", len(data)) + data
 
 
 def registry_frames(changes: Iterable[RegistryChange]) -> bytes:
     """Encode the frames that wproxy sends before START. Changes before a failed one are kept."""
     batches = _batches(change.encode() for change in changes)
-    return b"".join(_HEADER.pack(len(batch), Frame.REGISTRY) + batch for batch in batches)
+    return b"".join(FRAME_HEADER.pack(len(batch), Frame.REGISTRY) + batch for batch in batches)
 
 
 def pipe_request(name: str) -> bytes:
-    r"""Encode the payload of PIPE, for the pipe `\\.\pipe\NAME`."""
+    r"""Encode the payload of PIPE_LISTEN, for the pipe `\\.\pipe\NAME`."""
     return _text(name)
 
 
@@ -191,7 +158,7 @@ class RunningProgram:
     def __init__(self, connection: _Connection, pid: int) -> None:
         self.pid = pid
         self._connection = connection
-        self._window = INPUT_WINDOW
+        self._window = STDIN_WINDOW
         self._window_open = asyncio.Event()
         self._window_open.set()
         self._code: int | None = None
@@ -209,10 +176,10 @@ class RunningProgram:
             while self._code is None:
                 kind, payload = await self._connection.receive()
                 match kind:
-                    case Frame.OUTPUT | Frame.ERRORS:
+                    case Frame.STDOUT | Frame.STDERR:
                         yield Stream(kind), payload
-                    case Frame.WINDOW:
-                        self._window = min(self._window + _number(payload), INPUT_WINDOW)
+                    case Frame.STDIN_CREDIT:
+                        self._window = min(self._window + _number(payload), STDIN_WINDOW)
                         self._window_open.set()
                     case Frame.EXIT:
                         self._code = _number(payload)
@@ -243,17 +210,17 @@ class RunningProgram:
                 continue
             piece = data[: min(self._window, CHUNK)]
             self._window -= len(piece)
-            await self._connection.send(Frame.INPUT, piece)
+            await self._connection.send(Frame.STDIN, piece)
             data = data[len(piece) :]
 
     async def close_stdin(self) -> None:
-        await self._connection.send(Frame.INPUT_END)
+        await self._connection.send(Frame.STDIN_CLOSE)
 
     async def signal(self, signal: Signal) -> None:
         await self._connection.send(Frame.SIGNAL, bytes([signal]))
 
     async def resize(self, size: TerminalSize) -> None:
-        await self._connection.send(Frame.RESIZE, struct.pack("<HH", *_clamped_size(size)))
+        await self._connection.send(Frame.RESIZE, _extent(size))
 
 
 class AgentClient:
@@ -294,7 +261,7 @@ class AgentClient:
         return ProgramResult(code, bytes(captured[Stream.OUTPUT]), bytes(captured[Stream.ERRORS]))
 
     async def processes(self) -> list[ProcessInfo]:
-        return list(_processes(await self._request(Frame.PROCESSES, b"", Frame.PROCESS_LIST)))
+        return list(_processes(await self._request(Frame.LIST_PROCESSES, b"", Frame.PROCESS_LIST)))
 
     async def _request(self, request: Frame, payload: bytes, answer: Frame) -> bytes:
         connection = await _Connection.connect(self.path)
@@ -323,7 +290,7 @@ class _Connection:
 
     async def send(self, kind: Frame, payload: bytes = b"") -> None:
         try:
-            self._writer.write(_HEADER.pack(len(payload), kind) + payload)
+            self._writer.write(FRAME_HEADER.pack(len(payload), kind) + payload)
             await self._writer.drain()
         except OSError:
             raise AgentUnavailable("The container's silo has ended.") from None
@@ -332,7 +299,9 @@ class _Connection:
         """Receive a frame. After a cancellation the next call receives it."""
         try:
             if self._header is None:
-                self._header = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+                self._header = FRAME_HEADER.unpack(
+                    await self._reader.readexactly(FRAME_HEADER.size)
+                )
             size, kind = self._header
             if size > MAX_FRAME:
                 raise AgentProtocolError(f"The container's agent announced {size} bytes at once.")
@@ -370,15 +339,15 @@ async def _feed(running: RunningProgram, stdin: bytes | None) -> None:
         await running.close_stdin()
 
 
-def _clamped_size(size: TerminalSize) -> tuple[int, int]:
-    return max(1, min(size.columns, 1000)), max(1, min(size.rows, 1000))
+def _extent(size: TerminalSize) -> bytes:
+    return TERMINAL_EXTENT.pack(*(max(1, min(one, 1000)) for one in (size.columns, size.rows)))
 
 
 def _units(text: str) -> bytes:
     if "\0" in text:
         raise InvalidInput("Windows does not allow zero characters in a text.")
     data = text.encode("utf-16-le", "surrogatepass")
-    if len(data) > 2 * MAX_TEXT:
+    if len(data) > 2 * (MAX_TEXT - 1):
         raise InvalidInput("The text is longer than the 32,766 characters that Windows allows.")
     return data + b"\0\0"
 
@@ -427,12 +396,12 @@ def _batches(encoded: Iterable[bytes]) -> Iterator[bytes]:
 def _processes(payload: bytes) -> Iterator[ProcessInfo]:
     offset = 0
     while offset < len(payload):
-        if len(payload) - offset < _PROCESS.size:
+        if len(payload) - offset < PROCESS_INFO.size:
             raise AgentProtocolError("The list of processes is truncated.")
-        pid, parent, threads, _, user, kernel, working_set, private, size = _PROCESS.unpack_from(
-            payload, offset
+        pid, parent, threads, _, user, kernel, working_set, private, size = (
+            PROCESS_INFO.unpack_from(payload, offset)
         )
-        offset += _PROCESS.size
+        offset += PROCESS_INFO.size
         name = payload[offset : offset + size].decode("utf-16-le", "replace")
         offset += size
         yield ProcessInfo(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from winpod.compute import cgroups, scratch_disk
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.backend import ContainerConfig, ContainerUsage, SandboxSpec
 from winpod.compute.disk_mounts import DISK_KINDS
 from winpod.compute.errors import GuestError, MemoryInUse, MicroVmFailed, MicroVmGone, SiloFailed
@@ -200,14 +201,14 @@ class HypervisorIsolation:
         disk_paths = await self._attach_disks(silo, config, sandbox)
         volumes = await asyncio.to_thread(self._assemble, silo, config, folder)
         guest = self.microvm(microvm_directory(silo)).guest
-        await guest.request("rename-inside", silo.id, sandbox.hostname)
+        await guest.request(GuestCommand.SET_SILO_HOSTNAME, silo.id, sandbox.hostname)
         if has_limits(config.spec):  # the boot may need more than the limits allow
             await self.wait_ready(silo)
             await self._limit(silo, config.spec.limits, is_new=True)
         await attach_guest_rootfs(guest, silo.id, f"/{DRIVES}/{config.id}")
         for source, target in volumes:
             path = disk_paths.get(source) or f"/{VOLUMES}/{config.id}/{source}"
-            await guest.request("mount-inside", silo.id, path, f"{DRIVE_C}/{target}")
+            await guest.request(GuestCommand.MOUNT_IN_SILO, silo.id, path, f"{DRIVE_C}/{target}")
 
     async def _attach_disks(
         self, silo: Silo, config: ContainerConfig, sandbox: SandboxSpec
@@ -263,7 +264,7 @@ class HypervisorIsolation:
         guest = vm.guest
         for file, text in cgroups.cgroup_v2_writes(limits):
             try:
-                await guest.request("write", f"{guest_cgroup(silo.id)}/{file}", text)
+                await guest.request(GuestCommand.WRITE, f"{guest_cgroup(silo.id)}/{file}", text)
             except GuestError as error:
                 if error.number != errno.ENOENT:  # a guest without swap has no memory.swap.max
                     raise
@@ -279,7 +280,7 @@ class HypervisorIsolation:
     async def _read_cgroup(self, silo: Silo) -> dict[str, str]:
         guest, group = self.microvm(microvm_directory(silo)).guest, guest_cgroup(silo.id)
         return {
-            name: (await guest.request("read", f"{group}/{name}")).decode()
+            name: (await guest.request(GuestCommand.READ, f"{group}/{name}")).decode()
             for name in cgroups.UNIFIED_FILES
         }
 
@@ -287,7 +288,8 @@ class HypervisorIsolation:
         silo = GuestSilo(folder)
         if (name := silo.id) and MicroVm(microvm_directory(silo)).pid:
             with contextlib.suppress(MicroVmGone, GuestError):
-                await self.microvm(microvm_directory(silo)).guest.request("kill", name)
+                guest = self.microvm(microvm_directory(silo)).guest
+                await guest.request(GuestCommand.KILL_SILO, name)
         if pid := silo.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -20,15 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from winpod.compute.agent.client import short_socket_path
+from winpod.compute.agent.protocol import GUEST_MARK_SIZE, GUEST_MAX_BYTES, GuestCommand
 from winpod.compute.errors import GuestError, MicroVmGone
 
-MAX_BYTES = 1 << 20
 GUEST_TIMEOUT = 80.0
 """Timeout in seconds for anything a guest does. On a busy host most of it is waiting for CPU time.
 CRI clients time out after 120 seconds."""
 _PING_SECONDS, _MAX_MISSED = 10.0, 8
 _CONNECT_TIMEOUTS = (2.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-_MARK = 8
 _HEADER = struct.Struct("<II")
 _NO_ANSWER = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError)
 
@@ -100,7 +99,7 @@ class GuestClient:
 
     async def _ping(self) -> None:
         with contextlib.suppress(MicroVmGone, GuestError):
-            await self.request("ping")
+            await self.request(GuestCommand.PING)
 
     def close(self) -> None:
         self._disconnect()
@@ -109,12 +108,12 @@ class GuestClient:
         for seconds in _CONNECT_TIMEOUTS:
             try:
                 with short_socket_path(self._path) as name:
-                    streams = await asyncio.open_unix_connection(name, limit=4 * MAX_BYTES)
+                    streams = await asyncio.open_unix_connection(name, limit=4 * GUEST_MAX_BYTES)
             except OSError as error:
                 raise MicroVmGone(f"the microVM is gone: {error.strerror}") from None
             try:
                 async with asyncio.timeout(seconds):
-                    await self._exchange(streams, ("ping",))
+                    await self._exchange(streams, (GuestCommand.PING,))
             except _NO_ANSWER:
                 streams[1].close()
                 continue
@@ -130,12 +129,12 @@ class GuestClient:
     async def _exchange(self, streams: Streams, command: tuple[str, ...]) -> bytes:
         reader, writer = streams
         payload = b"".join(os.fsencode(word) + b"\0" for word in command)
-        mark = secrets.token_bytes(_MARK)
+        mark = secrets.token_bytes(GUEST_MARK_SIZE)
         writer.write(struct.pack("<I", len(payload)) + mark + payload)
         await writer.drain()
         await reader.readuntil(mark)
         size, error = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-        if size > MAX_BYTES:
+        if size > GUEST_MAX_BYTES:
             raise EOFError
         data = await reader.readexactly(size)
         self._answers += 1

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 
 from winpod.compute.agent.client import short_socket_path
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed, MicroVmGone
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, Streams
 from winpod.compute.hypervisor.microvm import MicroVm
@@ -62,7 +63,8 @@ class GuestDialer:
         with short_socket_path(self._vm.folder / name) as path:
             streams = await asyncio.open_unix_connection(path)
         try:
-            await self._vm.guest.request_when_plugged("dial", name, str(port), *addresses)
+            command = (GuestCommand.DIAL, name, str(port), *addresses)
+            await self._vm.guest.request_when_plugged(*command)
             async with asyncio.timeout(GUEST_TIMEOUT):
                 number = await _read_number(streams[0])
             if number:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.compute import idmapped_mounts
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.disk_mounts import DiskRefused
 from winpod.compute.errors import GuestError, MicroVmFailed
 from winpod.compute.hypervisor.assets import HypervisorAssets
@@ -92,20 +93,22 @@ async def mount_disk(
     """Mount a disk for the containers of the pod; format it if it is empty."""
     device, system = await _find_file_system(guest, await _device(guest, name), mount)
     path = guest_mount_path(name)
-    await guest.request("mkdir", path)
+    await guest.request(GuestCommand.MKDIR, path)
     if system is None:
         tools = await asyncio.to_thread(_share_assets, assets, vm_folder)
         await _run(guest, f"{path}.made", tools.mke2fs(*_MKFS_OPTIONS, device), mount)
     elif (
         system.kernel_name
-        not in (await guest.request("read", "/proc/filesystems")).decode().split()
+        not in (await guest.request(GuestCommand.READ, "/proc/filesystems")).decode().split()
     ):
         tools = await asyncio.to_thread(_share_assets, assets, vm_folder)
         await _run(guest, f"{path}.loaded", tools.load_module(system.kernel_name), mount)
     mounted = system or EXT4
     flags = str(_MOUNT_FLAGS | (_READ_ONLY if mount.readonly else 0))
     try:
-        await guest.request("mount", device, path, mounted.kernel_name, flags, mounted.options)
+        await guest.request(
+            GuestCommand.MOUNT, device, path, mounted.kernel_name, flags, mounted.options
+        )
     except GuestError as error:
         raise DiskRefused(
             f"the {mounted.name} on the disk {mount.source} cannot be mounted: "
@@ -113,8 +116,8 @@ async def mount_disk(
             "If it was not unmounted cleanly, repair it on the system that used it last.",
         ) from None
     if system is None:
-        await guest.request("remove", f"{path}/lost+found")
-        await guest.request("chmod", path, _WORLD_WRITABLE)
+        await guest.request(GuestCommand.REMOVE, f"{path}/lost+found")
+        await guest.request(GuestCommand.CHMOD, path, _WORLD_WRITABLE)
 
 
 _MKFS_OPTIONS = ("-q", "-F", "-t", "ext4", "-m", "0", "-E", "nodiscard")
@@ -123,10 +126,10 @@ _MKFS_OPTIONS = ("-q", "-F", "-t", "ext4", "-m", "0", "-E", "nodiscard")
 async def bind_read_only(guest: GuestClient, name: str) -> str:
     """Bind-mount a disk read-only, for a container of a pod whose other containers write."""
     path = guest_mount_path(name, as_read_only=True)
-    await guest.request("mkdir", path)
-    await guest.request("mount", guest_mount_path(name), path, "", str(_BIND), "")
+    await guest.request(GuestCommand.MKDIR, path)
+    await guest.request(GuestCommand.MOUNT, guest_mount_path(name), path, "", str(_BIND), "")
     flags = str(_BIND | _REMOUNT | _READ_ONLY | _MOUNT_FLAGS)
-    await guest.request("mount", "", path, "", flags, "")
+    await guest.request(GuestCommand.MOUNT, "", path, "", flags, "")
     return path
 
 
@@ -136,7 +139,8 @@ async def unmount_disk(guest: GuestClient, name: str) -> None:
     paths = [guest_mount_path(name, as_read_only=True), guest_mount_path(name)]
     while paths:
         try:
-            await guest.request("eject" if time.monotonic() < deadline else "unmount", paths[0])
+            in_time = time.monotonic() < deadline
+            await guest.request(GuestCommand.EJECT if in_time else GuestCommand.UNMOUNT, paths[0])
         except GuestError as error:
             if error.number in _GONE:
                 del paths[0]
@@ -155,9 +159,9 @@ async def _device(guest: GuestClient, name: str) -> str:
     while time.monotonic() < deadline:
         for letter in _LETTERS:
             with contextlib.suppress(GuestError):
-                serial = await guest.request("read", f"/sys/block/vd{letter}/serial")
+                serial = await guest.request(GuestCommand.READ, f"/sys/block/vd{letter}/serial")
                 if serial.decode(errors="replace").strip() == name:
-                    await guest.request("read", f"/dev/vd{letter}", "1")
+                    await guest.request(GuestCommand.READ, f"/dev/vd{letter}", "1")
                     return f"/dev/vd{letter}"
         await asyncio.sleep(0.02)
     raise MicroVmFailed("it did not detect the attached disk")
@@ -206,7 +210,7 @@ async def _find_partition(
 
 
 async def _detect(guest: GuestClient, device: str) -> str:
-    return detect_filesystem(await guest.request("read", device, str(PROBE_BYTES)))
+    return detect_filesystem(await guest.request(GuestCommand.READ, device, str(PROBE_BYTES)))
 
 
 def _share_assets(assets: HypervisorAssets, vm_folder: Path) -> HypervisorAssets:
@@ -220,16 +224,17 @@ def _share_assets(assets: HypervisorAssets, vm_folder: Path) -> HypervisorAssets
 
 
 async def _run(guest: GuestClient, result: str, command: Sequence[str], mount: Mount) -> None:
-    await guest.request("run", result, *command)
+    await guest.request(GuestCommand.RUN, result, *command)
     deadline = time.monotonic() + _PROGRAM_SECONDS
     while True:
         try:
-            code = (await guest.request("read", result)).decode()
+            code = (await guest.request(GuestCommand.READ, result)).decode()
             break
         except GuestError as error:
             if error.number != errno.ENOENT or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
     if code != "0":
-        output = (await guest.request("read", f"{result}.said")).decode(errors="replace").strip()
+        said = await guest.request(GuestCommand.READ, f"{result}.said")
+        output = said.decode(errors="replace").strip()
         raise DiskRefused(f"the disk {mount.source} cannot be prepared: {output[-300:] or code}.")

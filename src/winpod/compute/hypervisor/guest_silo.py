@@ -12,6 +12,7 @@ import errno
 import time
 from pathlib import Path
 
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.cgroups import in_own_cgroup
 from winpod.compute.errors import GuestError, MicroVmFailed
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, GuestClient
@@ -49,11 +50,11 @@ async def start_guest_silo(
     guest: GuestClient, name: str, port: str, user: User, *, with_32bit: bool
 ) -> None:
     folder = _folder(name)
-    await guest.request("mkdir", folder)
-    await guest.request("mount", "tmpfs", folder, "tmpfs", _GUARDED, _SILO_OPTIONS)
+    await guest.request(GuestCommand.MKDIR, folder)
+    await guest.request(GuestCommand.MOUNT, "tmpfs", folder, "tmpfs", _GUARDED, _SILO_OPTIONS)
     await _mount_root(guest, folder, user)
-    await guest.request("mkdir", guest_cgroup(name))
-    await guest.request("write", f"{guest_cgroup(name)}/pids.max", str(DEFAULT_PIDS))
+    await guest.request(GuestCommand.MKDIR, guest_cgroup(name))
+    await guest.request(GuestCommand.WRITE, f"{guest_cgroup(name)}/pids.max", str(DEFAULT_PIDS))
     arguments = [name, port, f"{folder}/root", guest_cgroup(name), str(user.uid), "winpod"]
     arguments += [
         "32" if with_32bit else "64",
@@ -63,46 +64,50 @@ async def start_guest_silo(
         "--",
         *READONLY_PATHS,
     ]
-    await guest.request_when_plugged("start", *arguments, "--", "wine64", f"/winpod/{WAGENT}")
+    await guest.request_when_plugged(
+        GuestCommand.START_SILO, *arguments, "--", "wine64", f"/winpod/{WAGENT}"
+    )
 
 
 async def _mount_root(guest: GuestClient, folder: str, user: User) -> None:
     root, prefix = f"{folder}/root", f"{folder}/prefix"
     for part in ("root", "prefix", "upper", "work"):
-        await guest.request("mkdir", f"{folder}/{part}")
+        await guest.request(GuestCommand.MKDIR, f"{folder}/{part}")
     layers = f"lowerdir=/registry:/base/prefix,upperdir={folder}/upper,workdir={folder}/work"
-    await guest.request("mount", "prefix", prefix, "overlay", _GUARDED, layers)
-    await guest.request("write", f"{prefix}/resolv.conf", "")
+    await guest.request(GuestCommand.MOUNT, "prefix", prefix, "overlay", _GUARDED, layers)
+    await guest.request(GuestCommand.WRITE, f"{prefix}/resolv.conf", "")
     for path in ("", "/system.reg", "/user.reg", "/userdef.reg", "/resolv.conf"):
-        await guest.request("chown", prefix + path, str(user.uid))
-    await guest.request("mount", "/base/rootfs", root, "", _BIND, "")
-    await guest.request("mount", prefix, root + PREFIX_PATH, "", _BIND, "")
+        await guest.request(GuestCommand.CHOWN, prefix + path, str(user.uid))
+    await guest.request(GuestCommand.MOUNT, "/base/rootfs", root, "", _BIND, "")
+    await guest.request(GuestCommand.MOUNT, prefix, root + PREFIX_PATH, "", _BIND, "")
     await _mount_devices(guest, f"{root}/dev")
     for path in ("/tmp", "/root"):  # noqa: S108 inside the guest
         options = f"{_TMP_OPTIONS},uid={user.uid}"
-        await guest.request("mount", "tmpfs", root + path, "tmpfs", _GUARDED, options)
-    await guest.request("mount", "/winpod", f"{root}/winpod", "", _BIND, "")
-    await guest.request("mount", "", f"{root}/winpod", "", _BIND_READ_ONLY, "")
+        await guest.request(GuestCommand.MOUNT, "tmpfs", root + path, "tmpfs", _GUARDED, options)
+    await guest.request(GuestCommand.MOUNT, "/winpod", f"{root}/winpod", "", _BIND, "")
+    await guest.request(GuestCommand.MOUNT, "", f"{root}/winpod", "", _BIND_READ_ONLY, "")
 
 
 async def _mount_devices(guest: GuestClient, path: str) -> None:
     """Create device nodes for this silo only: their owner could change the permissions."""
-    await guest.request("mount", "tmpfs", path, "tmpfs", str(_NO_SETUID), "mode=755,size=64k")
+    await guest.request(
+        GuestCommand.MOUNT, "tmpfs", path, "tmpfs", str(_NO_SETUID), "mode=755,size=64k"
+    )
     for name, (major, minor) in _DEVICES.items():
-        await guest.request("device", f"{path}/{name}", str(major), str(minor))
-    await guest.request("mkdir", f"{path}/shm")
-    await guest.request("mount", "tmpfs", f"{path}/shm", "tmpfs", _GUARDED, _TMP_OPTIONS)
+        await guest.request(GuestCommand.MKNOD, f"{path}/{name}", str(major), str(minor))
+    await guest.request(GuestCommand.MKDIR, f"{path}/shm")
+    await guest.request(GuestCommand.MOUNT, "tmpfs", f"{path}/shm", "tmpfs", _GUARDED, _TMP_OPTIONS)
 
 
 async def stop_guest_silo(guest: GuestClient, name: str) -> None:
     """Stop a silo, also a partially created one, and wait for its processes to end."""
-    await guest.request("kill", name)
-    await _request_if_exists(guest, "unmount", _folder(name))
-    await _request_if_exists(guest, "remove", _folder(name))
+    await guest.request(GuestCommand.KILL_SILO, name)
+    await _request_if_exists(guest, GuestCommand.UNMOUNT, _folder(name))
+    await _request_if_exists(guest, GuestCommand.REMOVE, _folder(name))
     deadline = time.monotonic() + GUEST_TIMEOUT
     while True:
         try:
-            return await _request_if_exists(guest, "remove", guest_cgroup(name))
+            return await _request_if_exists(guest, GuestCommand.REMOVE, guest_cgroup(name))
         except GuestError as error:
             if error.number != errno.EBUSY or time.monotonic() > deadline:
                 raise
@@ -118,12 +123,12 @@ async def _request_if_exists(guest: GuestClient, *arguments: str) -> None:
 
 
 async def write_guest_resolv_conf(guest: GuestClient, name: str, text: str) -> None:
-    await guest.request("write", f"{_folder(name)}/prefix/resolv.conf", text)
+    await guest.request(GuestCommand.WRITE, f"{_folder(name)}/prefix/resolv.conf", text)
 
 
 async def attach_guest_rootfs(guest: GuestClient, name: str, drive: str) -> None:
     """Mount the container's C: over the one that the silo booted with."""
-    await guest.request("mount-inside", name, drive, DRIVE_C)
+    await guest.request(GuestCommand.MOUNT_IN_SILO, name, drive, DRIVE_C)
 
 
 async def start_agent_link(vm_folder: Path, port: str, socket: Path) -> asyncio.subprocess.Process:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from winpod.compute import cgroups
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed, MicroVmTooLarge
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, GuestClient
 from winpod.compute.hypervisor.qemu import (
@@ -128,10 +129,10 @@ class Hotplug:
             await self._change(target)
 
     async def current_size(self) -> MicroVmSize:
-        online = (await self._guest.request("read", "/sys/devices/system/cpu/online")).decode()
+        online = await self._guest.request(GuestCommand.READ, "/sys/devices/system/cpu/online")
         async with QmpClient(self._folder / "qmp") as qmp:
             return MicroVmSize(
-                MEMORY + sum(await _plugged(qmp)), len(list(_parse_cpu_list(online)))
+                MEMORY + sum(await _plugged(qmp)), len(list(_parse_cpu_list(online.decode())))
             )
 
     @property
@@ -162,7 +163,7 @@ class Hotplug:
     async def _set_online_cpus(self, before: int, after: int) -> None:
         for number in range(min(before, after), max(before, after)):
             path = f"/sys/devices/system/cpu/cpu{number}/online"
-            await self._guest.request("write", path, "1" if after > before else "0")
+            await self._guest.request(GuestCommand.WRITE, path, "1" if after > before else "0")
 
     async def _set_memory(self, before: int, after: int) -> None:
         async with QmpClient(self._folder / "qmp") as qmp:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from winpod.compute import cgroups
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed, MicroVmGone
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, GuestClient
 from winpod.compute.hypervisor.guest_disks import GuestDisks
@@ -150,8 +151,8 @@ class MicroVm:
     async def _initialize_guest(self) -> None:
         """Set the clock, reseed random numbers, which are the template's, and mount shares."""
         await self.guest.wait_ready(GUEST_TIMEOUT, lambda: self._is_running("qemu"))
-        await self.guest.request("clock", f"{time.time():.6f}")
-        await self.guest.request("stir", secrets.token_hex(64))
+        await self.guest.request(GuestCommand.SET_CLOCK, f"{time.time():.6f}")
+        await self.guest.request(GuestCommand.ADD_ENTROPY, secrets.token_hex(64))
         for share in SHARES:
             await mount_share(self.guest, share)
 

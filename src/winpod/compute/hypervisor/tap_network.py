@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed
 from winpod.compute.hypervisor.guest_client import GuestClient
 from winpod.concurrency import run_in_own_thread
@@ -91,9 +92,9 @@ async def configure_guest(guest: GuestClient, link: GuestNetworkConfig) -> None:
     """Configure addresses and routes once the guest has detected its network card."""
     for address in map(ipaddress.ip_interface, link.addresses):
         arguments = (str(address.ip), str(address.network.prefixlen))
-        await guest.request_when_plugged("address", _GUEST_INTERFACE, *arguments)
+        await guest.request_when_plugged(GuestCommand.SET_ADDRESS, _GUEST_INTERFACE, *arguments)
     for gateway in link.gateways:
-        await guest.request("route", _GUEST_INTERFACE, gateway)
+        await guest.request(GuestCommand.SET_ROUTE, _GUEST_INTERFACE, gateway)
 
 
 def _redirect_traffic(interface: str) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.compute.agent.client import AgentClient, Program
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import HypervisorAssetsFailed, MicroVmFailed, MicroVmGone
 from winpod.compute.hypervisor.accelerator import Accelerator, find_accelerator
 from winpod.compute.hypervisor.assets import HypervisorAssets, find_assets, run_program
@@ -286,8 +287,10 @@ def _last_output(folder: Path) -> str:
 
 
 async def start_template_silo(guest: GuestClient, *, with_32bit: bool) -> None:
-    await guest.request("mount", "/dev/vda", "/base", "erofs", "1", "")
-    await guest.request("write", "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io")
+    await guest.request(GuestCommand.MOUNT, "/dev/vda", "/base", "erofs", "1", "")
+    await guest.request(
+        GuestCommand.WRITE, "/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu +io"
+    )
     await start_guest_silo(guest, WARM_SILO, WARM, ADMINISTRATOR, with_32bit=with_32bit)
 
 

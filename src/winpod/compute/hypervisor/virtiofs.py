@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from winpod.compute import idmapped_mounts
+from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import GuestError, MicroVmGone
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, GuestClient
 from winpod.files import remove_tree
@@ -51,7 +52,7 @@ async def mount_share(guest: GuestClient, share: str) -> None:
     deadline = time.monotonic() + GUEST_TIMEOUT
     while True:
         try:
-            await guest.request("mount", share, f"/{share}", "virtiofs", _GUARDED, "")
+            await guest.request(GuestCommand.MOUNT, share, f"/{share}", "virtiofs", _GUARDED, "")
         except GuestError as error:
             if error.number != errno.EINVAL or time.monotonic() > deadline:
                 raise
@@ -67,10 +68,10 @@ async def remove_container_shares(
     names = await asyncio.to_thread(_names_in, vm_folder / _MOUNT_POINTS / VOLUMES / container)
     volumes = f"/{VOLUMES}/{container}"
     paths = [*(f"{volumes}/{name}" for name in names), volumes, f"/{DRIVES}/{container}"]
-    await _request_each(guest, "unmount", paths)
+    await _request_each(guest, GuestCommand.UNMOUNT, paths)
     for share in SHARES:
         await asyncio.to_thread(_clear, vm_folder, share, container)
-    await _request_each(guest, "mkdir", paths)
+    await _request_each(guest, GuestCommand.MKDIR, paths)
 
 
 def remove_all_shares(vm_folder: Path) -> None:

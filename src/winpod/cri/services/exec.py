@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from ipaddress import ip_address
 
-from winpod.compute.agent.client import Signal, Stream, TerminalSize
+from winpod.compute.agent.client import Stream, TerminalSize
+from winpod.compute.agent.protocol import Signal
 from winpod.compute.backend import Backend, ExecSession, ProgramStreams
 from winpod.cri import streaming
 from winpod.cri.idle import IdleTracker

@@ -59,7 +59,7 @@ from winpod.windows.builds import Build
 TIMEOUT = 300.0
 UPDATE_TIMESTAMP = ".update-timestamp"
 _BOOT = "wine64 wineboot --init && wineserver --wait"
-_STUB = "absent.exe"
+_STUB = "stub.exe"
 _MESSAGE_MARKER = b"@winpod:sentence@"
 _MESSAGE_SIZE = 512
 _DISABLED = 4

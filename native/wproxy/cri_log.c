@@ -1,7 +1,7 @@
-/* Lines are collected and written in batches: see log.h for the format. */
+/* Lines are collected and written in batches: see cri_log.h for the format. */
 
 #define _GNU_SOURCE
-#include "log.h"
+#include "cri_log.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -9,21 +9,21 @@ void end_stop(struct session *session)
     if (session->stop.wait)
         UnregisterWaitEx(session->stop.wait, INVALID_HANDLE_VALUE);
     session->stop.wait = NULL;
-    drop(&session->stop.thread);
-    drop(&session->stop.process);
+    close_handle(&session->stop.thread);
+    close_handle(&session->stop.process);
 }
 
 static DWORD job_pids(struct session *session, DWORD *pids)
 {
     struct {
         JOBOBJECT_BASIC_PROCESS_ID_LIST list;
-        ULONG_PTR more[MAX_STOPPED];
+        ULONG_PTR more[MAX_STOP_PIDS];
     } found = {0};
     QueryInformationJobObject(session->job, JobObjectBasicProcessIdList, &found, sizeof found, NULL);
-    DWORD many = min(found.list.NumberOfProcessIdsInList, MAX_STOPPED);
-    for (DWORD i = 0; i < many; i++)
+    DWORD count = min(found.list.NumberOfProcessIdsInList, MAX_STOP_PIDS);
+    for (DWORD i = 0; i < count; i++)
         pids[i] = (DWORD)found.list.ProcessIdList[i];
-    return many;
+    return count;
 }
 
 static HANDLE open_program(DWORD pid)
@@ -38,11 +38,11 @@ static HANDLE open_program(DWORD pid)
             if (*at == L'\\')
                 base = at + 1;
     if (process && base != name && !lstrcmpiW(base, L"conhost.exe"))
-        drop(&process); /* it displays the others' output until they end */
+        close_handle(&process); /* it displays the others' output until they end */
     return process;
 }
 
-static void CALLBACK post_handler_ended(void *key, BOOLEAN unused)
+static void CALLBACK post_handler_returned(void *key, BOOLEAN unused)
 {
     (void)unused;
     PostQueuedCompletionStatus(port, 0, (ULONG_PTR)key, NULL);
@@ -57,29 +57,30 @@ static void CALLBACK post_stopped(void *key, BOOLEAN timed_out)
 static void stop_next(struct session *session)
 {
     end_stop(session);
-    while (session->stop.many) {
-        session->stop.process = open_program(session->stop.pids[--session->stop.many]);
+    while (session->stop.count) {
+        session->stop.process = open_program(session->stop.pids[--session->stop.count]);
         if (!session->stop.process)
             continue;
         session->stop.thread = raise_event(session->stop.process, session->stop.event);
         if (session->stop.thread
             && RegisterWaitForSingleObject(&session->stop.wait, session->stop.thread,
-                                           post_handler_ended, key_of(session, HANDLER_ENDED),
-                                           INFINITE, WT_EXECUTEONLYONCE))
+                                           post_handler_returned,
+                                           key_of(session, EVENT_HANDLER_RETURNED), INFINITE,
+                                           WT_EXECUTEONLYONCE))
             return;
         TerminateProcess(session->stop.process, INTERRUPTED);
         end_stop(session);
     }
 }
 
-void handler_ended(struct session *session)
+void handler_returned(struct session *session)
 {
     if (!session->stop.process)
         return;
     UnregisterWaitEx(session->stop.wait, INVALID_HANDLE_VALUE);
     session->stop.wait = NULL;
     if (!RegisterWaitForSingleObject(&session->stop.wait, session->stop.process, post_stopped,
-                                     key_of(session, STOPPED), AFTER_HANDLER, WT_EXECUTEONLYONCE))
+                                     key_of(session, EVENT_STOPPED), AFTER_HANDLER, WT_EXECUTEONLYONCE))
         stop_next(session);
 }
 
@@ -92,16 +93,16 @@ void stopped(struct session *session, BOOL timed_out)
 
 static void interrupt(struct session *session, DWORD event)
 {
-    DWORD pids[MAX_STOPPED];
-    for (DWORD many = job_pids(session, pids); many;) {
-        HANDLE process = open_program(pids[--many]);
+    DWORD pids[MAX_STOP_PIDS];
+    for (DWORD count = job_pids(session, pids); count;) {
+        HANDLE process = open_program(pids[--count]);
         HANDLE thread = process ? raise_event(process, event) : NULL;
-        drop(&thread);
-        drop(&process);
+        close_handle(&thread);
+        close_handle(&process);
     }
 }
 
-void take_signal(struct session *session, BYTE kind)
+void send_signal(struct session *session, BYTE kind)
 {
     switch (kind) {
     case SIGNAL_SHUTDOWN:
@@ -109,7 +110,7 @@ void take_signal(struct session *session, BYTE kind)
         if (session->stop.process)
             return; /* in progress */
         session->stop.event = kind == SIGNAL_CLOSE ? CTRL_CLOSE_EVENT : CTRL_SHUTDOWN_EVENT;
-        session->stop.many = job_pids(session, session->stop.pids);
+        session->stop.count = job_pids(session, session->stop.pids);
         stop_next(session);
         return;
     case SIGNAL_INTERRUPT:
@@ -123,7 +124,7 @@ void take_signal(struct session *session, BYTE kind)
     }
 }
 
-void job_changed(struct session *session, DWORD message, DWORD pid)
+void job_event(struct session *session, DWORD message, DWORD pid)
 {
     BOOL ended = message == JOB_OBJECT_MSG_ACTIVE_PROCESS_ZERO
         || ((message == JOB_OBJECT_MSG_EXIT_PROCESS
@@ -133,9 +134,9 @@ void job_changed(struct session *session, DWORD message, DWORD pid)
     WaitForSingleObject(session->process, INFINITE);
     GetExitCodeProcess(session->process, &session->code);
     session->exited = TRUE;
-    session->last_heard = GetTickCount64();
-    if (session->whole)
+    session->last_output = GetTickCount64();
+    if (session->kill_descendants)
         TerminateJobObject(session->job, INTERRUPTED);
     end_console(session);
-    finish_if_over(session);
+    finish_if_exited(session);
 }

@@ -4,7 +4,7 @@
 
 #include "wagent.h"
 
-static BOOL peek(HANDLE process, const BYTE *from, void *into, SIZE_T size)
+static BOOL read_memory(HANDLE process, const BYTE *from, void *into, SIZE_T size)
 {
     SIZE_T got;
     return ReadProcessMemory(process, from, into, size, &got) && got == size;
@@ -15,8 +15,8 @@ static BYTE *table_of(HANDLE process, BYTE *module, int which)
 {
     IMAGE_DOS_HEADER dos;
     IMAGE_NT_HEADERS64 head;
-    if (!peek(process, module, &dos, sizeof dos)
-        || !peek(process, module + dos.e_lfanew, &head, sizeof head))
+    if (!read_memory(process, module, &dos, sizeof dos)
+        || !read_memory(process, module + dos.e_lfanew, &head, sizeof head))
         return NULL;
     IMAGE_DATA_DIRECTORY *directory = head.OptionalHeader.DataDirectory;
     if (head.OptionalHeader.Magic == IMAGE_NT_OPTIONAL_HDR32_MAGIC)
@@ -35,23 +35,25 @@ static BYTE *exported(HANDLE process, BYTE *module, const char *wanted)
 {
     BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_EXPORT);
     IMAGE_EXPORT_DIRECTORY table;
-    if (!at || !peek(process, at, &table, sizeof table))
+    if (!at || !read_memory(process, at, &table, sizeof table))
         return NULL;
+    BYTE *ordinals = module + table.AddressOfNameOrdinals;
+    BYTE *functions = module + table.AddressOfFunctions;
     DWORD low = 0, high = table.NumberOfNames;
     while (low < high) {
         DWORD middle = low + (high - low) / 2, name, function;
         WORD ordinal;
         char found[32] = {0};
-        if (!peek(process, module + table.AddressOfNames + 4ull * middle, &name, sizeof name)
-            || !peek(process, module + name, found, sizeof found - 1))
+        if (!read_memory(process, module + table.AddressOfNames + 4ull * middle, &name, sizeof name)
+            || !read_memory(process, module + name, found, sizeof found - 1))
             return NULL;
         int order = compare(wanted, found);
         if (order < 0)
             high = middle;
         else if (order > 0)
             low = middle + 1;
-        else if (peek(process, module + table.AddressOfNameOrdinals + 2ull * middle, &ordinal, 2)
-                 && peek(process, module + table.AddressOfFunctions + 4ull * ordinal, &function, 4))
+        else if (read_memory(process, ordinals + 2ull * middle, &ordinal, 2)
+                 && read_memory(process, functions + 4ull * ordinal, &function, 4))
             return module + function;
         else
             return NULL;
@@ -64,12 +66,13 @@ static BYTE *imported(HANDLE process, BYTE *module, const char *wanted, SIZE_T w
 {
     BYTE *at = table_of(process, module, IMAGE_DIRECTORY_ENTRY_IMPORT);
     IMAGE_IMPORT_DESCRIPTOR from;
-    for (; at && peek(process, at, &from, sizeof from) && from.Name; at += sizeof from) {
+    for (; at && read_memory(process, at, &from, sizeof from) && from.Name; at += sizeof from) {
         ULONGLONG name = 0;
-        for (SIZE_T i = 0; peek(process, module + from.OriginalFirstThunk + i, &name, width) && name;
-             i += width) {
+        BYTE *names = module + from.OriginalFirstThunk;
+        for (SIZE_T i = 0; read_memory(process, names + i, &name, width) && name; i += width) {
             char found[32] = {0};
-            if (!(name >> (8 * width - 1)) && peek(process, module + name + 2, found, sizeof found - 1)
+            if (!(name >> (8 * width - 1))
+                && read_memory(process, module + name + 2, found, sizeof found - 1)
                 && !compare(wanted, found))
                 return module + from.FirstThunk + i;
         }
@@ -87,7 +90,8 @@ static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
     BYTE *code = narrow ? narrow_code : wide_code, there[5];
     SIZE_T size = narrow ? sizeof narrow_code : sizeof wide_code, width = narrow ? 4 : 8, done;
     BYTE *slot = imported(process, kernelbase, "RtlExitUserProcess", width), *exit = NULL;
-    if (!slot || !peek(process, slot, &exit, width) || !peek(process, exit, there, sizeof there))
+    if (!slot || !read_memory(process, slot, &exit, width)
+        || !read_memory(process, exit, there, sizeof there))
         return;
     if (RtlCompareMemory(there, code, sizeof there) == sizeof there)
         return; /* already done for an earlier event */
@@ -108,17 +112,17 @@ static void exit_interrupted(HANDLE process, BYTE *kernelbase, BOOL narrow)
 HANDLE raise_event(HANDLE process, DWORD event)
 {
     HMODULE modules[16];
-    DWORD size, many;
+    DWORD size, count;
     BOOL narrow = FALSE;
     IsWow64Process(process, &narrow);
     if (!K32EnumProcessModulesEx(process, modules, sizeof modules, &size,
                                  narrow ? LIST_MODULES_32BIT : LIST_MODULES_64BIT))
         return NULL;
-    many = min(size, sizeof modules) / sizeof *modules;
-    if (many && event == CTRL_SHUTDOWN_EVENT
+    count = min(size, sizeof modules) / sizeof *modules;
+    if (count && event == CTRL_SHUTDOWN_EVENT
         && exported(process, (BYTE *)modules[0], "uv_signal_start"))
         event = CTRL_CLOSE_EVENT;
-    for (DWORD i = 1; i < many; i++) {
+    for (DWORD i = 1; i < count; i++) {
         WCHAR name[32];
         if (!K32GetModuleBaseNameW(process, modules[i], name, 32)
             || lstrcmpiW(name, L"kernelbase.dll"))

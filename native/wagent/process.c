@@ -15,7 +15,7 @@ static WCHAR *make_environment(WCHAR *given)
     HANDLE token = NULL;
     OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &token);
     BOOL made = CreateEnvironmentBlock((void **)&environment, token, FALSE);
-    drop(&token);
+    close_handle(&token);
     if (!made)
         return NULL;
     for (WCHAR *entry = given; *entry; entry += lstrlenW(entry) + 1) {
@@ -32,7 +32,7 @@ static WCHAR *make_environment(WCHAR *given)
 }
 
 /* Makes CreateProcess search a program in its own PATH and directory, not in wagent's. */
-static void search_like(WCHAR *environment, const WCHAR *directory)
+static void set_search_path(WCHAR *environment, const WCHAR *directory)
 {
     static WCHAR found[MAX_TEXT + 1];
     TEXT_VIEW path = view((WCHAR *)L"PATH", 4), value = {0, MAX_TEXT * sizeof(WCHAR), found};
@@ -45,8 +45,8 @@ static void search_like(WCHAR *environment, const WCHAR *directory)
 
 static BOOL connect_streams(struct session *session, BYTE flags, COORD size, HANDLE theirs[3])
 {
-    if (flags & (START_INPUT | START_TERMINAL)) {
-        if (!make_pipe(&session->input.pipe, &theirs[0], TRUE, (void *)INPUT_WENT))
+    if (flags & (START_FLAG_STDIN | START_FLAG_TERMINAL)) {
+        if (!make_pipe(&session->input.pipe, &theirs[0], TRUE, (void *)EVENT_INPUT_WRITTEN))
             return FALSE;
     } else {
         SECURITY_ATTRIBUTES inherited = {sizeof inherited, NULL, TRUE};
@@ -55,10 +55,10 @@ static BOOL connect_streams(struct session *session, BYTE flags, COORD size, HAN
         if (theirs[0] == INVALID_HANDLE_VALUE)
             theirs[0] = NULL;
     }
-    if (!make_pipe(&session->output.pipe, &theirs[1], FALSE, (void *)OUTPUT_CAME))
+    if (!make_pipe(&session->output.pipe, &theirs[1], FALSE, (void *)EVENT_OUTPUT_READ))
         return FALSE;
-    if (!(flags & START_TERMINAL))
-        return make_pipe(&session->errors.pipe, &theirs[2], FALSE, (void *)OUTPUT_CAME);
+    if (!(flags & START_FLAG_TERMINAL))
+        return make_pipe(&session->errors.pipe, &theirs[2], FALSE, (void *)EVENT_OUTPUT_READ);
     HRESULT made = CreatePseudoConsole(size, theirs[0], theirs[1], 0, &session->console);
     SetLastError(HRESULT_CODE(made));
     return made == S_OK && open_screen(session, theirs);
@@ -87,30 +87,30 @@ static BOOL create(struct session *session, WCHAR *line, const WCHAR *directory,
                                   session->console, sizeof session->console, NULL, NULL);
     DWORD flags = CREATE_SUSPENDED | CREATE_UNICODE_ENVIRONMENT | EXTENDED_STARTUPINFO_PRESENT;
     PROCESS_INFORMATION made;
-    BOOL well = CreateProcessW(NULL, line, NULL, NULL, TRUE, flags, environment, directory,
+    BOOL succeeded = CreateProcessW(NULL, line, NULL, NULL, TRUE, flags, environment, directory,
                                &with.StartupInfo, &made);
     DWORD error = GetLastError();
     DeleteProcThreadAttributeList(with.lpAttributeList);
-    if (!well) {
+    if (!succeeded) {
         SetLastError(error);
         return FALSE;
     }
     session->process = made.hProcess;
     session->pid = made.dwProcessId;
     JOBOBJECT_ASSOCIATE_COMPLETION_PORT association = {
-        (void *)((ULONG_PTR)session->id << 8 | JOB_CHANGED), port};
+        (void *)((ULONG_PTR)session->id << 8 | EVENT_JOB), port};
     session->job = CreateJobObjectW(NULL, NULL);
-    well = SetInformationJobObject(session->job, JobObjectAssociateCompletionPortInformation,
+    succeeded = SetInformationJobObject(session->job, JobObjectAssociateCompletionPortInformation,
                                    &association, sizeof association)
         && AssignProcessToJobObject(session->job, session->process);
     error = GetLastError();
-    if (well)
+    if (succeeded)
         ResumeThread(made.hThread);
     else
         TerminateProcess(session->process, error);
     CloseHandle(made.hThread);
     SetLastError(error);
-    return well;
+    return succeeded;
 }
 
 void start_program(DWORD id, const BYTE *payload, DWORD size)
@@ -132,16 +132,16 @@ void start_program(DWORD id, const BYTE *payload, DWORD size)
             extent = (COORD){80, 25};
         environment = make_environment(given);
         if (environment)
-            search_like(environment, directory);
-        BOOL well = environment && connect_streams(session, flags, extent, theirs)
+            set_search_path(environment, directory);
+        BOOL succeeded = environment && connect_streams(session, flags, extent, theirs)
             && create(session, line, directory, environment, theirs);
-        error = well ? 0 : GetLastError();
+        error = succeeded ? 0 : GetLastError();
         SetCurrentDirectoryW(L"C:\\");
         for (int i = 0; i < 3; i++)
-            drop(&theirs[i]);
-        if (well) {
-            session->whole = flags & START_WHOLE;
-            send_number(id, STARTED, session->pid);
+            close_handle(&theirs[i]);
+        if (succeeded) {
+            session->kill_descendants = flags & START_FLAG_KILL_DESCENDANTS;
+            send_number(id, FRAME_STARTED, session->pid);
             read_more(&session->output);
             read_more(&session->errors);
         } else {

@@ -7,8 +7,8 @@
  * and continues in a new file.
  */
 
-#ifndef WINPOD_LOG_H
-#define WINPOD_LOG_H
+#ifndef WINPOD_CRI_LOG_H
+#define WINPOD_CRI_LOG_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* Memory and handles without a C library. */
+/* See win_runtime.h. */
 
-#include "wagent.h"
+#include "win_runtime.h"
 
 /* The compiler generates calls of these. */
 void *memcpy(void *to, const void *from, size_t size)
@@ -21,18 +21,11 @@ void *allocate(SIZE_T size)
 {
     void *memory = HeapAlloc(GetProcessHeap(), HEAP_ZERO_MEMORY, size);
     if (!memory)
-        ExitProcess(ERROR_NOT_ENOUGH_MEMORY);
+        out_of_memory();
     return memory;
 }
 
 void release(void *memory)
 {
     HeapFree(GetProcessHeap(), 0, memory);
-}
-
-void drop(HANDLE *handle)
-{
-    if (*handle)
-        CloseHandle(*handle);
-    *handle = NULL;
 }

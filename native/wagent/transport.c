@@ -1,8 +1,8 @@
-/* The pipes to and from winit: see protocol.h. */
+/* The pipes to and from winit: see agent_protocol.h. */
 
 #include "wagent.h"
 
-HANDLE requests, answers, frame_taken;
+HANDLE requests, answers, frame_handled;
 
 static BOOL read_all(BYTE *into, DWORD size)
 {
@@ -15,7 +15,7 @@ static BOOL read_all(BYTE *into, DWORD size)
 DWORD WINAPI receive(void *unused)
 {
     (void)unused;
-    BYTE header[LINK_HEADER];
+    BYTE header[LINK_HEADER_SIZE];
     while (read_all(header, sizeof header)) {
         DWORD size = get32(header);
         if (size > MAX_FRAME)
@@ -26,37 +26,35 @@ DWORD WINAPI receive(void *unused)
         frame->session = get32(header + 5);
         if (!read_all(frame->payload, size))
             break;
-        PostQueuedCompletionStatus(port, 0, FRAME_CAME, (OVERLAPPED *)frame);
-        WaitForSingleObject(frame_taken, INFINITE);
+        PostQueuedCompletionStatus(port, 0, EVENT_FRAME_RECEIVED, (OVERLAPPED *)frame);
+        WaitForSingleObject(frame_handled, INFINITE);
     }
     ExitProcess(0);
 }
 
-/* Sends a frame whose first LINK_HEADER bytes are reserved for the header. */
+/* Sends a frame whose first LINK_HEADER_SIZE bytes are reserved for the header. */
 void send_frame(DWORD id, BYTE type, BYTE *frame, DWORD size)
 {
-    put32(frame, size);
-    frame[4] = type;
-    put32(frame + 5, id);
+    put_link_header(frame, size, type, id);
     struct session *session = find(id);
     if (session)
-        session->credit -= (LONG)(FRAME_HEADER + size);
-    for (DWORD left = LINK_HEADER + size, now; left; frame += now, left -= now)
+        session->credit -= (LONG)(FRAME_HEADER_SIZE + size);
+    for (DWORD left = LINK_HEADER_SIZE + size, now; left; frame += now, left -= now)
         if (!WriteFile(answers, frame, left, &now, NULL))
             ExitProcess(1);
 }
 
 void send_number(DWORD id, BYTE type, DWORD number)
 {
-    BYTE frame[LINK_HEADER + 4];
-    put32(frame + LINK_HEADER, number);
+    BYTE frame[LINK_HEADER_SIZE + 4];
+    put32(frame + LINK_HEADER_SIZE, number);
     send_frame(id, type, frame, 4);
 }
 
 void send_done(DWORD id)
 {
-    BYTE frame[LINK_HEADER];
-    send_frame(id, DONE, frame, 0);
+    BYTE frame[LINK_HEADER_SIZE];
+    send_frame(id, FRAME_DONE, frame, 0);
 }
 
 /* Windows' messages where Wine's differ. */
@@ -81,8 +79,8 @@ static const struct {
 
 void send_failure(DWORD id, DWORD code)
 {
-    BYTE frame[LINK_HEADER + 4 + 512];
-    char *text = (char *)frame + LINK_HEADER + 4;
+    BYTE frame[LINK_HEADER_SIZE + 4 + 512];
+    char *text = (char *)frame + LINK_HEADER_SIZE + 4;
     int size = 0;
     for (unsigned i = 0; i < sizeof sentences / sizeof *sentences; i++)
         if (sentences[i].code == code)
@@ -95,6 +93,6 @@ void send_failure(DWORD id, DWORD code)
             units--;
         size = WideCharToMultiByte(CP_UTF8, 0, wide, (int)units, text, 512, NULL, NULL);
     }
-    put32(frame + LINK_HEADER, code);
-    send_frame(id, FAILED, frame, 4 + (DWORD)size);
+    put32(frame + LINK_HEADER_SIZE, code);
+    send_frame(id, FRAME_FAILED, frame, 4 + (DWORD)size);
 }

@@ -2,33 +2,31 @@
 
 #include "wagent.h"
 
-#define MAX_PIPE 257
-
-static void pipe_opened(struct session *session, BOOL well)
+static void pipe_opened(struct session *session, BOOL succeeded)
 {
-    BYTE frame[LINK_HEADER];
+    BYTE frame[LINK_HEADER_SIZE];
     session->waiting = FALSE;
-    if (well && !session->closed) {
-        send_frame(session->id, CONNECTED, frame, 0);
+    if (succeeded && !session->closed) {
+        send_frame(session->id, FRAME_PIPE_CONNECTED, frame, 0);
         read_more(&session->output);
     } else {
-        drop(&session->output.pipe);
+        close_handle(&session->output.pipe);
         session->exited = TRUE;
     }
-    finish_if_over(session);
-    free_if_over(session);
+    finish_if_exited(session);
+    free_if_closed(session);
 }
 
-void pipe_moved(OVERLAPPED *io, DWORD size, BOOL well)
+void pipe_io_done(OVERLAPPED *io, DWORD size, BOOL succeeded)
 {
     struct session *session = ((struct stream *)io)->session; /* struct input has the same layout */
     if (io == &session->input.io) {
-        input_went(&session->input, well);
+        input_written(&session->input, succeeded);
     } else if (session->waiting) {
         session->outstanding--;
-        pipe_opened(session, well);
+        pipe_opened(session, succeeded);
     } else {
-        output_came(&session->output, size, well);
+        output_read(&session->output, size, succeeded);
     }
 }
 
@@ -43,7 +41,7 @@ static DWORD make_named_pipe(struct session *session, const WCHAR *name)
         return GetLastError();
     session->output.pipe = pipe;
     if (!DuplicateHandle(self, pipe, self, &session->input.pipe, 0, FALSE, DUPLICATE_SAME_ACCESS)
-        || !CreateIoCompletionPort(pipe, port, PIPE_MOVED, 0))
+        || !CreateIoCompletionPort(pipe, port, EVENT_PIPE_IO, 0))
         return GetLastError();
     session->waiting = TRUE;
     session->outstanding++;
@@ -56,11 +54,11 @@ static DWORD make_named_pipe(struct session *session, const WCHAR *name)
 void open_pipe(DWORD id, const BYTE *payload, DWORD size)
 {
     struct reader reader = {payload, payload + size, FALSE};
-    WCHAR path[16 + MAX_PIPE] = L"\\\\.\\pipe\\", *name = text(&reader, MAX_PIPE);
+    WCHAR path[16 + MAX_PIPE_NAME] = L"\\\\.\\pipe\\", *name = text(&reader, MAX_PIPE_NAME);
     DWORD error = ERROR_INVALID_PARAMETER;
     if (!reader.bad && !find(id)) {
         struct session *session = open_session(id);
-        session->piped = TRUE;
+        session->is_named_pipe = TRUE;
         error = make_named_pipe(session, lstrcatW(path, name));
         if (!error || error == ERROR_PIPE_CONNECTED)
             send_done(id);

@@ -1,7 +1,7 @@
-/* One event loop for all instances of all pipes; none of them can block another. See relay.h. */
+/* One event loop for all instances of all pipes; none of them can block another. See pipe_relay.h. */
 
 #define _GNU_SOURCE
-#include "relay.h"
+#include "pipe_relay.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,17 +16,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../protocol.h"
+#include "agent_protocol.h"
+#include "frame_io.h"
 #include "io.h"
-#include "start.h"
+#include "pipe_session.h"
 
 #define MAX_PIPES 16
-#define MAX_OPENINGS 64
+#define MAX_SESSIONS 64
 #define WAITING_PER_PIPE 2
 #define RETRY_MS 50
 
 static struct pipe pipes[MAX_PIPES];
-static struct opening openings[MAX_OPENINGS];
+static struct pipe_session sessions[MAX_SESSIONS];
 static uint32_t pipe_count;
 static int bundle = -1;
 
@@ -66,9 +67,9 @@ static bool read_pipes(void)
     return true;
 }
 
-static struct opening *find_free(void)
+static struct pipe_session *find_free(void)
 {
-    for (struct opening *one = openings; one < openings + MAX_OPENINGS; one++)
+    for (struct pipe_session *one = sessions; one < sessions + MAX_SESSIONS; one++)
         if (one->state == FREE)
             return one;
     return NULL;
@@ -77,23 +78,23 @@ static struct opening *find_free(void)
 static uint32_t count(const struct pipe *pipe, enum state from, enum state to)
 {
     uint32_t found = 0;
-    for (struct opening *one = openings; one < openings + MAX_OPENINGS; one++)
+    for (struct pipe_session *one = sessions; one < sessions + MAX_SESSIONS; one++)
         found += one->pipe == pipe && one->state >= from && one->state <= to;
     return found;
 }
 
 /* Returns false if the silo has ended. */
-static bool request_openings(void)
+static bool request_sessions(void)
 {
     rejected = false;
     for (struct pipe *pipe = pipes; pipe < pipes + pipe_count; pipe++)
         while (count(pipe, REQUESTED, WAITING) < WAITING_PER_PIPE) {
-            struct opening *opening = find_free();
-            if (!opening)
+            struct pipe_session *session = find_free();
+            if (!session)
                 return true;
-            if (!request_opening(opening, bundle, pipe))
+            if (!request_session(session, bundle, pipe))
                 return false;
-            if (opening->state == FREE) {
+            if (session->state == FREE) {
                 rejected = true;
                 return true;
             }
@@ -103,19 +104,18 @@ static bool request_openings(void)
 
 static void poll_once(int timeout)
 {
-    struct pollfd ready[2 * MAX_OPENINGS];
-    for (int i = 0; i < MAX_OPENINGS; i++) {
-        struct opening *one = &openings[i];
-        bool room = one->in.filled < sizeof one->in.data && !one->exited;
-        short agent = (short)((room ? POLLIN : 0) | (one->to_agent.filled ? POLLOUT : 0));
+    struct pollfd ready[2 * MAX_SESSIONS];
+    for (int i = 0; i < MAX_SESSIONS; i++) {
+        struct pipe_session *one = &sessions[i];
+        short agent = (short)((reads_agent(one) ? POLLIN : 0) | (one->to_agent.filled ? POLLOUT : 0));
         short host = (short)((reads_host(one) ? POLLIN : 0) | (one->to_host.filled ? POLLOUT : 0));
         ready[2 * i] = (struct pollfd){one->state != FREE && agent ? one->agent : -1, agent, 0};
         ready[2 * i + 1] = (struct pollfd){one->state == OPEN && host ? one->host : -1, host, 0};
     }
-    if (poll(ready, 2 * MAX_OPENINGS, timeout) < 0)
+    if (poll(ready, 2 * MAX_SESSIONS, timeout) < 0)
         return;
-    for (int i = 0; i < MAX_OPENINGS; i++) {
-        struct opening *one = &openings[i];
+    for (int i = 0; i < MAX_SESSIONS; i++) {
+        struct pipe_session *one = &sessions[i];
         if (one->state == CONNECTING)
             connect_host(one);
         if (reads_host(one) && ready[2 * i + 1].revents)
@@ -155,7 +155,7 @@ static _Noreturn void serve(int report)
     for (long last = now() - RETRY_MS;;) {
         if (!rejected || now() - last >= RETRY_MS) {
             last = now();
-            if (!request_openings())
+            if (!request_sessions())
                 break;
         }
         poll_once(rejected || any_connecting() ? RETRY_MS : -1);
@@ -172,7 +172,7 @@ static _Noreturn void serve(int report)
     _exit(0);
 }
 
-int relay(const char *folder)
+int relay_pipes(const char *folder)
 {
     int report_pipe[2];
     bundle = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
