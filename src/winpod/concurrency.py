@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 _T = TypeVar("_T")
@@ -38,14 +38,15 @@ def run_in_own_thread(work: Callable[[], _T]) -> _T:
     return result[0]
 
 
-class KeyedLock:
-    """Per-key asyncio locks."""
+class KeyedLock(Generic[_T]):
+    """Per-key locks or semaphores, made by `factory` and dropped when they are no longer used."""
 
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    def __init__(self, factory: Callable[[], _T]) -> None:
+        self._factory = factory
+        self._locks: WeakValueDictionary[str, _T] = WeakValueDictionary()
 
-    def lock(self, key: str) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
+    def lock(self, key: str) -> _T:
+        return self._locks.setdefault(key, self._factory())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any
 
+from winpod.concurrency import KeyedLock
 from winpod.config import DEFAULT_BRIDGE, DEFAULT_SUBNETS
 from winpod.errors import WinpodError
 from winpod.network.attachments import (
@@ -255,12 +256,6 @@ class CniNotReady:
     reason: str
 
 
-@dataclass
-class _SandboxLock:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
-
-
 class Cni:
     """CNI runtime of one winpod instance.
 
@@ -279,7 +274,7 @@ class Cni:
         self._directory = CniConfigDirectory(conf_dir)
         self._plugins = CniPlugins(bin_dirs, cache_dir / "lock", time_limit)
         self._cache = CniCache(cache_dir)
-        self._locks: dict[str, _SandboxLock] = {}
+        self._locks = KeyedLock(asyncio.Lock)
         self._masqueraded: set[bytes] = set()
         self._masquerading = asyncio.Lock()
 
@@ -305,7 +300,7 @@ class Cni:
 
     async def add(self, attachment: Attachment) -> AttachResult:
         """Connect a sandbox; on failure run DEL for the plugins that were called."""
-        async with self._locked(attachment.sandbox_id):
+        async with self._locks.lock(attachment.sandbox_id):
             if self._cache.find(attachment.sandbox_id):
                 raise AlreadyConnected(f"Sandbox {attachment.sandbox_id} is connected already.")
             network = self._directory.network()
@@ -320,7 +315,7 @@ class Cni:
 
     async def check(self, attachment: Attachment) -> None:
         """Run CHECK of every plugin and raise the first error."""
-        async with self._locked(attachment.sandbox_id):
+        async with self._locks.lock(attachment.sandbox_id):
             entries = self._cache.find(attachment.sandbox_id)
             if not entries:
                 raise NotConnected(f"Sandbox {attachment.sandbox_id} is not connected.")
@@ -335,7 +330,7 @@ class Cni:
 
     async def delete(self, attachment: Attachment) -> None:
         """Disconnect a sandbox. Idempotent, also if parts of it are already gone."""
-        async with self._locked(attachment.sandbox_id):
+        async with self._locks.lock(attachment.sandbox_id):
             entries = self._cache.find(attachment.sandbox_id)
             if not entries and has_interface(attachment.netns, attachment.interface):
                 entries = [_entry(self._directory.network(), attachment)]  # cache entry was lost
@@ -446,7 +441,7 @@ class Cni:
 
     async def _delete_stale(self, entry: CniCacheEntry) -> str:
         try:
-            async with self._locked(entry.container_id):
+            async with self._locks.lock(entry.container_id):
                 await self._delete(entry, Path(entry.netns))
         except WinpodError as error:
             return str(error)
@@ -493,19 +488,6 @@ class Cni:
                 f"which {network.source} requires.",
                 f"It supports {', '.join(supported)}.",
             )
-
-    @contextlib.asynccontextmanager
-    async def _locked(self, sandbox_id: str) -> AsyncIterator[None]:
-        """Serialise calls for one sandbox."""
-        sandbox_lock = self._locks.setdefault(sandbox_id, _SandboxLock())
-        sandbox_lock.waiting += 1
-        try:
-            async with sandbox_lock.lock:
-                yield
-        finally:
-            sandbox_lock.waiting -= 1
-            if not sandbox_lock.waiting:
-                self._locks.pop(sandbox_id, None)
 
 
 def _entry(network: CniNetwork, attachment: Attachment) -> CniCacheEntry:

@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
+from winpod.concurrency import KeyedLock
 from winpod.errors import InvalidInput, PermissionDenied, WinpodError
 from winpod.images.errors import ImageNotFound, RegistryUnavailable
 from winpod.images.manifests import Descriptor
@@ -106,7 +106,7 @@ class ImageCache:
         self._in_flight: dict[_Key, _Lookup] = {}
         self._unresponsive: dict[str, tuple[float, float]] = {}
         """Unresponsive registries: since when, and when that was detected."""
-        self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._semaphores = KeyedLock(lambda: asyncio.Semaphore(self._limits.at_once))
 
     async def close(self) -> None:
         tasks = tuple(lookup.task for lookup in self._in_flight.values())
@@ -209,9 +209,7 @@ class ImageCache:
         """Resolve at the registry. The timeout includes the queue, so lookups do not pile up."""
         seconds = self._limits.lookup_seconds
         until = time.monotonic() + seconds
-        semaphore = self._semaphores.setdefault(
-            reference.registry, asyncio.Semaphore(self._limits.at_once)
-        )
+        semaphore = self._semaphores.lock(reference.registry)
         try:
             async with asyncio.timeout(seconds):
                 await semaphore.acquire()

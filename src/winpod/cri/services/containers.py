@@ -89,7 +89,7 @@ class ContainerService:
         self._host_cpus = host_cpus
         self._on_change = on_change
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._locks = KeyedLock()
+        self._locks = KeyedLock(asyncio.Lock)
 
     async def create_container(
         self, request: api.CreateContainerRequest

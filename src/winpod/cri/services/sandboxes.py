@@ -102,7 +102,7 @@ class SandboxService:
         self._stop_container = stop_container
         self._remove_container = remove_container
         self._on_change = on_change
-        self._locks = KeyedLock()
+        self._locks = KeyedLock(asyncio.Lock)
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def run_pod_sandbox(self, request: api.RunPodSandboxRequest) -> api.RunPodSandboxResponse:

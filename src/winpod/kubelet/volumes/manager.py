@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 from lightkube.models import core_v1 as v1
 
 from winpod.compute import idmapped_mounts
+from winpod.concurrency import KeyedLock
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import PermissionDenied
 from winpod.files import FileContents, remove_tree, write_directory_atomic
@@ -140,7 +140,7 @@ class VolumeManager:
         self._objects = objects
         self._node_config = node_config
         self._root = node_config.root / "pods"
-        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._locks = KeyedLock(threading.Lock)
 
     def prepare(self) -> None:
         """Create the root directory; restrict the permissions an earlier version left open."""
@@ -205,7 +205,7 @@ class VolumeManager:
 
     async def _run_locked(self, uid: str, work: Callable[[], _Result]) -> _Result:
         """Run work in a thread, serialized per pod."""
-        lock = self._locks.setdefault(uid, threading.Lock())
+        lock = self._locks.lock(uid)
 
         def locked_work() -> _Result:
             with lock:
