@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from winpod.clock import utc_now
 from winpod.compute.agent.client import Stream, TerminalSize
 from winpod.compute.agent.protocol import Signal
 from winpod.compute.backend import (
@@ -212,4 +212,4 @@ class SimulatedBackend:
             path = Path(config.log_path)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as log:
-                log.write(f"{datetime.now(UTC).isoformat()} stdout F {text}\n")
+                log.write(f"{utc_now().isoformat()} stdout F {text}\n")

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from winpod.clock import format_timestamp
 from winpod.errors import InvalidInput
 from winpod.images.manifests import (
     OCI_CONFIG,
@@ -234,7 +235,7 @@ def _source_date() -> int:
 def _config(
     platform: Platform, settings: PackConfig, layers: Sequence[_Layer], time: int
 ) -> dict[str, Any]:
-    created = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = format_timestamp(datetime.fromtimestamp(time, UTC))
     return {
         "created": created,
         **platform_as_json(platform),

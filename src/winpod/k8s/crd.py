@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
+from winpod.clock import format_timestamp
+
 GROUP, VERSION = "winpod.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
@@ -64,10 +66,6 @@ def updated_condition(
         before.last_transition_time if before and before.status == status else format_timestamp(now)
     )
     return Condition(kind, status, reason, message, since)
-
-
-def format_timestamp(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}

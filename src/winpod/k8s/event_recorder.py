@@ -18,7 +18,7 @@ from typing import TypeVar
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
-from winpod.clock import truncate_to_seconds, utc_now
+from winpod.clock import Clock, truncate_to_seconds, utc_now
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 
@@ -164,7 +164,7 @@ class EventRecorder:
         api: ApiClient,
         component: str,
         instance: str,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Clock = utc_now,
         series: EventCorrelator | None = None,
     ) -> None:
         self._api = api

@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from winpod.clock import utc_now
 from winpod.errors import InvalidInput, PermissionDenied, Unavailable
 from winpod.field_reader import Field
 
@@ -71,7 +72,7 @@ class RestConfig:
         elif self.plugin:
             self.token, expires = await _run_plugin(self.plugin)
             if expires:
-                fresh = (expires - datetime.now(UTC)).total_seconds() - _TOKEN_REFRESH_SECONDS
+                fresh = (expires - utc_now()).total_seconds() - _TOKEN_REFRESH_SECONDS
         self._fresh_until = now + fresh
 
     def is_outdated(self) -> bool:

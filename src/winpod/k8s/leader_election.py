@@ -15,11 +15,12 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from lightkube.models import coordination_v1 as coordination
 from lightkube.models.meta_v1 import ObjectMeta
 
+from winpod.clock import utc_now
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
 
@@ -154,5 +155,5 @@ async def _cancel(task: asyncio.Future[None]) -> None:
 
 def _now() -> datetime:
     """Return the current time with microseconds, which the API requires."""
-    now = datetime.now(UTC)
+    now = utc_now()
     return now if now.microsecond else now + timedelta(microseconds=1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from google.protobuf.message import Message
 from lightkube.models import core_v1 as v1
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.rpc import CriClient
 from winpod.kubelet.images.image_manager import ImageManager
@@ -35,7 +33,7 @@ class KubeletContext:
     pleg: Pleg
     readiness: RuntimeReadiness
     metrics: KubeletMetrics
-    clock: Callable[[], datetime] = utc_now
+    clock: Clock = utc_now
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
 
     async def call(self, name: str, request: Message, seconds: float = CALL_TIMEOUT) -> Any:

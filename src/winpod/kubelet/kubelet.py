@@ -12,12 +12,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
@@ -75,7 +74,7 @@ class Kubelet:
         objects: ObjectSource,
         reporter: StatusReporter,
         volumes: VolumeManager,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Clock = utc_now,
         backoff: BackoffPolicy | None = None,
         metrics: KubeletMetrics | None = None,
         sync_periods: SyncPeriods | None = None,

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import yaml
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import OwnerReference
 
+from winpod.clock import utc_now
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.pods import CONFIG_SOURCE_ANNOTATION, is_deleted, metadata_of, uid_of
@@ -155,7 +156,7 @@ class StaticPods:
             if cached and cached.stamp == stamp:
                 return cached
             text = path.read_text()
-            return _File(stamp, read_static_pod(text, path.name, self._node, datetime.now(UTC)))
+            return _File(stamp, read_static_pod(text, path.name, self._node, utc_now()))
         except InvalidInput as error:
             _log.warning("Failed to parse static pod manifest: %s", error)
             return _File(stamp, None)

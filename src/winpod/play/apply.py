@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from uuid import uuid4
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import format_timestamp, utc_now
 from winpod.errors import InvalidInput
 from winpod.k8s.pods import is_deleted
 from winpod.kubelet.volumes.block import requested_disk_size
@@ -170,4 +170,4 @@ def _containers(spec: Document) -> Iterable[Document]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_timestamp(utc_now())

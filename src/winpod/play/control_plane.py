@@ -12,11 +12,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import utc_now
 from winpod.config import ComputeKind, Config
 from winpod.errors import WinpodError
 from winpod.k8s.pods import metadata_of, uid_of
@@ -267,7 +267,7 @@ class ControlPlane:
         longest = _PENDING_SYNC_SECONDS if waiting else _MAX_SYNC_SECONDS
         if (again_at := self.workloads.again_at) is None:
             return longest
-        return min(longest, max((again_at - datetime.now(UTC)).total_seconds(), 0.05))
+        return min(longest, max((again_at - utc_now()).total_seconds(), 0.05))
 
     async def _sync(self) -> None:
         await self.workloads.run_controllers()

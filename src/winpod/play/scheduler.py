@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import utc_now
 from winpod.k8s.pods import condition, is_deleted, metadata_of, spec_of, uid_of
 from winpod.kubelet.node_config import NodeConfig
 from winpod.placement import model
@@ -276,7 +276,7 @@ class Scheduler:
             status="False",
             reason="Unschedulable",
             message=message,
-            lastTransitionTime=datetime.now(UTC),
+            lastTransitionTime=utc_now(),
         )
         self._pods.set_status(uid_of(pod), v1.PodStatus(phase="Pending", conditions=[scheduled]))
         key = ObjectKey("Pod", metadata_of(pod).namespace or "", name_of(pod))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from winpod.cli.containers.targets import (
     run_with_runtimes,
 )
 from winpod.cli.options import Root
+from winpod.clock import utc_now
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput, NotFound
 from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
@@ -59,7 +60,7 @@ def command(
 ) -> None:
     """Print the logs of a container."""
     newest = _parse_tail(tail)
-    start = parse_since(since, datetime.now(UTC)) if since else ""
+    start = parse_since(since, utc_now()) if since else ""
 
     async def show(clients: Clients) -> None:
         listed = await list_containers(clients)

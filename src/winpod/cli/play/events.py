@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from winpod.cli.options import Format, Output, Root, format_age, print_table
 from winpod.cli.play.names import complete_names, has_pods, owner_named
+from winpod.clock import utc_now
 from winpod.config import read_config
 from winpod.play.client import PlayClient, connect_or_start
 
@@ -92,7 +93,7 @@ async def _read(client: PlayClient, target: str, namespace: str) -> list[dict[st
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(event["last"])).total_seconds()
+    seconds = (utc_now() - datetime.fromisoformat(event["last"])).total_seconds()
     count = f" (x{event['count']})" if event["count"] > 1 else ""
     involved_object = f"{event['kind'].lower()}/{event['name']}"
     return (

@@ -20,12 +20,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from winpod.clock import utc_now
 from winpod.errors import NotFound, PermissionDenied
 from winpod.files import FileLock, remove_tree
 from winpod.images import pe
@@ -379,7 +380,7 @@ def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress
         rootfs_builder.share_windows_files(rootfs, prefix / "drive_c")
         progress(SAVING)
         record = {
-            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "built": utc_now().isoformat(timespec="seconds"),
             "recipe": recipe,
             "with32Bit": with_32bit,
             "size": rootfs_builder.disk_usage(rootfs, prefix),

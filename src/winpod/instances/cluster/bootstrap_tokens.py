@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import secrets
 import string
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -17,7 +16,7 @@ import msgspec
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, format_timestamp, truncate_to_seconds, utc_now
 from winpod.instances.cluster.csr_approval import BOOTSTRAP_GROUP
 from winpod.k8s.client import ApiClient, ApiError
 
@@ -43,9 +42,7 @@ class BootstrapToken:
 
 
 def new_token(now: datetime) -> BootstrapToken:
-    return BootstrapToken(
-        _random_text(6), _random_text(16), (now + LIFETIME).replace(microsecond=0)
-    )
+    return BootstrapToken(_random_text(6), _random_text(16), truncate_to_seconds(now + LIFETIME))
 
 
 def token_object(token: BootstrapToken, instance: str) -> v1.Secret:
@@ -53,7 +50,7 @@ def token_object(token: BootstrapToken, instance: str) -> v1.Secret:
     data = {
         "token-id": token.id,
         "token-secret": token.secret,
-        "expiration": token.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "expiration": format_timestamp(token.expires),
         "usage-bootstrap-authentication": "true",
         "auth-extra-groups": BOOTSTRAP_GROUP,
         "description": f"winpod: the instance {instance}",
@@ -71,7 +68,7 @@ def with_token(ids: list[str], token: str) -> list[str]:
 
 
 class BootstrapTokens:
-    def __init__(self, api: ApiClient, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, api: ApiClient, clock: Clock = utc_now) -> None:
         self._api = api
         self._clock = clock
         self._tokens: dict[str, BootstrapToken] = {}

@@ -10,13 +10,13 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from ipaddress import ip_address
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from lightkube.models import certificates_v1 as certificates
 
+from winpod.clock import truncate_to_seconds, utc_now
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.csr import CLIENT_SIGNER, SERVING_SIGNER
 
@@ -199,5 +199,5 @@ def _approval(verdict: CertificateVerdict) -> certificates.CertificateSigningReq
         status="True",
         reason="WinpodInstance",
         message=f"The request matches the instance {verdict.instance}.",
-        lastUpdateTime=datetime.now(UTC).replace(microsecond=0),
+        lastUpdateTime=truncate_to_seconds(utc_now()),
     )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from winpod.clock import format_timestamp
 from winpod.errors import WinpodError
 from winpod.instances.cluster.bootstrap_tokens import with_token
 from winpod.instances.cluster.nodes import is_ready
@@ -27,7 +28,6 @@ from winpod.instances.planner.state import InstanceState, runs_on_docker
 from winpod.instances.ssh import converge
 from winpod.instances.ssh.host import SshHost
 from winpod.instances.ssh.remote_lock import remote_lock
-from winpod.k8s.crd import format_timestamp
 
 _log = logging.getLogger(__name__)
 

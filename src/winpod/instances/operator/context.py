@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, utc_now
 from winpod.instances.cluster.bootstrap_tokens import BootstrapTokens
 from winpod.instances.cluster.inventory import addresses_of
 from winpod.instances.cluster.nodes import NodeClient
@@ -42,7 +41,7 @@ class OperatorContext:
     tokens: BootstrapTokens
     rollout: Rollout
     tell_event: Callable[[Event], None]
-    clock: Callable[[], datetime] = utc_now
+    clock: Clock = utc_now
     short_delay: float = 2.0
     read_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)

@@ -13,12 +13,12 @@ import json
 import os
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from winpod.clock import format_timestamp, utc_now
 from winpod.errors import WinpodError
 from winpod.instances.errors import InstanceBusy
 from winpod.instances.ssh.host import CLEANUP_SECONDS, SCRIPT, TEMPORARY, SshHost
@@ -144,7 +144,7 @@ async def _remote_time(host: SshHost) -> float:
 
 
 def _own_holder() -> LockHolder:
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    since = format_timestamp(utc_now())
     return LockHolder(secrets.token_hex(8), _who(), since, _machine(), _process(str(os.getpid())))
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from lightkube.models import certificates_v1 as certificates
 
-from winpod.clock import utc_now
+from winpod.clock import format_timestamp, utc_now
 from winpod.instances.cluster.bootstrap_tokens import BootstrapTokens
 from winpod.instances.cluster.csr_approval import (
     BOOTSTRAP_GROUP,
@@ -24,7 +24,7 @@ from winpod.instances.cluster.resource import PLURAL, WindowsInstance
 from winpod.instances.errors import InstanceUnsuitable
 from winpod.instances.ssh.host import SshHost
 from winpod.k8s.client import ApiClient, ApiError
-from winpod.k8s.crd import API_VERSION, format_timestamp
+from winpod.k8s.crd import API_VERSION
 from winpod.k8s.kubeconfig import RestConfig
 
 CORDONED_ANNOTATION = "winpod.dev/cordoned-by-hand"

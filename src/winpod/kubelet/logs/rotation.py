@@ -10,11 +10,11 @@ import asyncio
 import gzip
 import logging
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
+from winpod.clock import Clock, utc_now
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
@@ -55,7 +55,7 @@ class LogRotation:
         *,
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Clock = utc_now,
     ) -> None:
         self._client = client
         self._max_bytes = max_bytes

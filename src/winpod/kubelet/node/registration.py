@@ -19,6 +19,7 @@ from lightkube.models import coordination_v1 as coordination
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 
+from winpod.clock import utc_now
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
@@ -124,7 +125,7 @@ class NodeRegistration:
 
     async def _try_register(self) -> None:
         findings = await self._query_runtime()
-        status = node_status(self._node_config, self._machine, findings, None, _now())
+        status = node_status(self._node_config, self._machine, findings, None, utc_now())
         try:
             self._store_node(
                 await self._api.create(_NODES, new_node(self._node_config, findings, status))
@@ -170,9 +171,9 @@ class NodeRegistration:
         if self._node and label_changes(self._node, findings.labels):
             await self._label(self._node, findings.labels)
         before = self._node.status if self._node else None
-        new = node_status(self._node_config, self._machine, findings, before, _now())
+        new = node_status(self._node_config, self._machine, findings, before, utc_now())
         is_due = (
-            self._reported_at is None or abs(_now() - self._reported_at) >= STATUS_REPORT_PERIOD
+            self._reported_at is None or abs(utc_now() - self._reported_at) >= STATUS_REPORT_PERIOD
         )
         if not is_due and not has_changed(new, self._reported_status):
             return
@@ -206,7 +207,7 @@ class NodeRegistration:
 
     def _store_node(self, node: v1.Node, *, is_fresh: bool = True) -> None:
         self._node = node
-        self._reported_at = _now() if is_fresh else None
+        self._reported_at = utc_now() if is_fresh else None
         self._on_node_update(node)
 
     async def _query_runtime(self) -> RuntimeFindings:
@@ -279,7 +280,7 @@ class NodeRegistration:
         watchers do not count an earlier time as a renewal.
         """
         last = (before and before.renewTime) or datetime.min.replace(tzinfo=UTC)
-        renewed = max(_now(), last + timedelta(microseconds=1))
+        renewed = max(utc_now(), last + timedelta(microseconds=1))
         return coordination.LeaseSpec(
             holderIdentity=self._node_config.name,
             leaseDurationSeconds=LEASE_SECONDS,
@@ -301,7 +302,3 @@ def _conditions_match(reported: v1.NodeStatus | None, current: v1.NodeStatus | N
     """Whether the server's conditions match the reported ones."""
     statuses = {c.type: c.status for c in (current and current.conditions) or ()}
     return all(statuses.get(c.type) == c.status for c in (reported and reported.conditions) or ())
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

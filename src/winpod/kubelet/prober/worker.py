@@ -11,11 +11,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Literal
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import Clock
 from winpod.errors import WinpodError
 from winpod.k8s.pods import init_containers, is_sidecar, regular_containers
 from winpod.kubelet.interfaces import StatusReporter
@@ -65,7 +65,7 @@ class ProbeWorker:
         self,
         prober: Prober,
         reporter: StatusReporter,
-        clock: Callable[[], datetime],
+        clock: Clock,
         on_change: Callable[[], None],
         *,
         is_simulated: bool,

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
+from winpod.clock import format_timestamp
 from winpod.cri.proto import api_pb2 as api
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.cri_convert import POD_UID_LABEL, log_directory
@@ -277,8 +278,8 @@ def _tasks() -> Json:
 
 
 def _moment(moment: datetime | None) -> str | None:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
+    return format_timestamp(moment) if moment else None
 
 
 def _time(nanoseconds: int) -> str:
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_timestamp(datetime.fromtimestamp(nanoseconds / 1e9, UTC))

@@ -12,13 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
 from lightkube.models import core_v1 as v1
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, utc_now
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, EventRecorder, ObjectReference
@@ -59,7 +58,7 @@ class StatusManager:
         api: ApiClient,
         node: str,
         metrics: KubeletMetrics,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Clock = utc_now,
         on_forgotten: Callable[[str], None] | None = None,
     ) -> None:
         self._api = api

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import hdrs, web
 from yarl import URL
 
-from winpod.clock import utc_now
+from winpod.clock import format_timestamp, utc_now
 from winpod.errors import WinpodError
 from winpod.k8s.auth import AccessRequest, AccessReviewer, RequestAuthorizer
 from winpod.k8s.client import ApiClient
@@ -27,7 +27,6 @@ from winpod.operator.dashboard.state import (
     node_groups,
     pod_rows,
     refused_rows,
-    stamp,
     upgrade_rows,
 )
 from winpod.operator.pod_evaluator import PodEvaluator
@@ -89,7 +88,7 @@ class Dashboard:
         cache = context.cache
         refused = (*context.refused(), *context.feeds.refused())
         return {
-            "at": stamp(utc_now()),
+            "at": format_timestamp(utc_now()),
             "operator": {"identity": context.identity, "leads": context.elector.is_leader},
             "problem": context.settings.problem,
             "nodes": node_groups(cache.nodes),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import utc_now
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
 from winpod.operator.dashboard.state import RefusedPod
@@ -71,7 +71,7 @@ class _Refusals:
     def on_change(self, obj: v1.Event) -> None:
         self.objects.pop(_key(obj), None)
         self.objects[_key(obj)] = RefusedPod(
-            obj.lastTimestamp or datetime.now(UTC),
+            obj.lastTimestamp or utc_now(),
             obj.involvedObject.namespace or "",
             obj.involvedObject.name or "",
             obj.message or "",

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from winpod.clock import format_timestamp
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cached_objects import CachedNode, CachedPod, CachedRuntimeClass
 from winpod.operator.pod_evaluator import PodVerdict
@@ -166,7 +167,7 @@ def refused_rows(refused: Iterable[RefusedPod]) -> list[dict[str, Any]]:
     newest = sorted(latest.values(), key=lambda one: one.at, reverse=True)
     return [
         {
-            "at": stamp(one.at),
+            "at": format_timestamp(one.at),
             "namespace": one.namespace,
             "name": one.name,
             "sentence": one.message,
@@ -217,7 +218,3 @@ def _steps(steps: Sequence[StepRecord]) -> dict[str, Any]:
         ],
         "later": len(steps) - first - len(shown),
     }
-
-
-def stamp(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

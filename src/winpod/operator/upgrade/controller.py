@@ -10,9 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
-from winpod.clock import utc_now
+from winpod.clock import Clock, utc_now
 from winpod.errors import Unavailable
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event
@@ -34,7 +33,7 @@ class UpgradeController:
         api: ApiClient,
         snapshots: SnapshotReader,
         record_event: Callable[[Event], None],
-        clock: Callable[[], datetime] = utc_now,
+        clock: Clock = utc_now,
     ) -> None:
         self._api = api
         self._reconciler = UpgradeReconciler(api, snapshots, record_event, clock)

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
+from winpod.clock import Clock, format_timestamp
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.client import MERGE_PATCH, ApiClient, ApiError
-from winpod.k8s.crd import format_timestamp
 from winpod.k8s.event_recorder import Event, ObjectReference
 from winpod.operator.upgrade import progress
 from winpod.operator.upgrade.drain import UnplannedChange, WorkloadsLeftBehind
@@ -46,7 +46,7 @@ class UpgradeReconciler:
         api: ApiClient,
         snapshots: SnapshotReader,
         record_event: Callable[[Event], None],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._api = api
         self._snapshots = snapshots

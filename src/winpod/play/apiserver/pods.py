@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import utc_now
 from winpod.k8s.pods import DEFAULT_GRACE, is_deleted, metadata_of, spec_of, uid_of
 from winpod.kubelet.images.image_manager import default_pull_policy
 from winpod.labels import ACCELERATOR_ANNOTATION, DEFAULT_CONTAINER_ANNOTATION
@@ -138,7 +139,7 @@ class PodStore:
         grace = spec_of(pod).terminationGracePeriodSeconds
         seconds = DEFAULT_GRACE if grace is None else grace
         metadata = metadata_of(pod)
-        metadata.deletionTimestamp = datetime.now(UTC) + timedelta(seconds=seconds)
+        metadata.deletionTimestamp = utc_now() + timedelta(seconds=seconds)
         metadata.deletionGracePeriodSeconds = seconds
         self._save(pod)
         if not self._give(pod):

@@ -11,9 +11,9 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
+from winpod.clock import format_timestamp, utc_now
 from winpod.kubelet.interfaces import EventType
 from winpod.play.apiserver.objects import Document, ObjectKey
 
@@ -186,7 +186,7 @@ class EventStore:
     def record(
         self, key: ObjectKey, kind: EventType, reason: str, message: str, container: str = ""
     ) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = format_timestamp(utc_now())
         event = {
             "kind": key.kind,
             "namespace": key.namespace,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from lightkube.models import apps_v1, batch_v1
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import utc_now
 from winpod.errors import InvalidInput
 from winpod.k8s.pods import is_deleted
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of
@@ -128,7 +129,7 @@ class ControllerManager:
         key, uid = key_of(document), document["metadata"]["uid"]
         jobs = [job for job in self._records.list_kind("Job") if _is_owned(job, uid)]
         context = ControllerContext(
-            now=datetime.now(UTC),
+            now=utc_now(),
             taken=[name_of(pod) for pod in self._pods.all()],
             nodes=await self._scheduler.daemon_nodes(document) if key.kind == "DaemonSet" else (),
             jobs=jobs,

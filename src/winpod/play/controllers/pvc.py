@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 from lightkube.models import core_v1 as v1
 
+from winpod.clock import format_timestamp, utc_now
 from winpod.files import remove_tree
 from winpod.k8s.pods import metadata_of, spec_of
 from winpod.kubelet.volumes.block import BLOCK_MODE, create_disk_image, requested_disk_size
@@ -78,7 +78,7 @@ class PvcController:
 
     def delete(self, key: ObjectKey, stored: StoredObject) -> None:
         """Mark the claim for deletion; it is removed once no pod uses it."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = format_timestamp(utc_now())
         metadata = {"deletionTimestamp": now, **stored.document["metadata"]}
         self._records.put(key, StoredObject({**stored.document, "metadata": metadata}))
 
