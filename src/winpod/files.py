@@ -26,11 +26,17 @@ class FileLock:
         self.path = path
         self.descriptor = descriptor
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     @classmethod
-    def acquire(cls, path: Path) -> Self:
-        """Wait for the lock."""
+    def acquire(cls, path: Path, *, shared: bool = False, mode: int = 0o600) -> Self:
+        """Wait for the lock. A missing file is created with this mode."""
         while True:
-            if lock := cls._open(path, fcntl.LOCK_EX):
+            if lock := cls._open(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, mode):
                 return lock
 
     @classmethod
@@ -44,11 +50,22 @@ class FileLock:
     @classmethod
     def try_acquire(cls, path: Path) -> Self | None:
         """Return the lock, or None if it is held by another process."""
-        return cls._open(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls._open(path, fcntl.LOCK_EX | fcntl.LOCK_NB, 0o600)
 
     @classmethod
-    def _open(cls, path: Path, operation: int) -> Self | None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def is_held(cls, path: Path) -> bool:
+        """Whether a live process holds the lock, exclusively or shared."""
+        try:
+            lock = cls.try_acquire(path)
+        except FileNotFoundError:
+            return False
+        if lock:
+            lock.release()
+        return lock is None
+
+    @classmethod
+    def _open(cls, path: Path, operation: int, mode: int) -> Self | None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(descriptor, operation)
             if _is_same_file(path, descriptor):

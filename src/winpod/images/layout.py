@@ -9,7 +9,6 @@ valid one with complete images, and the next write continues. A file lock serial
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import lzma
@@ -27,6 +26,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from winpod.errors import InvalidInput
+from winpod.files import FileLock
 from winpod.images.errors import CorruptContent, ImageNotFound
 from winpod.images.manifests import (
     CONFIG_LIMIT,
@@ -438,8 +438,7 @@ def _name_items(entry: Mapping[str, Any]) -> set[tuple[str, str]]:
 def _locked(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     _refuse_other_content(directory)
-    with (directory / _LOCK).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock.acquire(directory / _LOCK, mode=0o666):  # may be shared by a group
         for leftover in directory.glob(f"{_TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
         yield

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -18,9 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from winpod.errors import WinpodError
+from winpod.files import FileLock
 from winpod.network.attachments import Json
 from winpod.network.cni_config import CniNetwork, PluginConfiguration, parse_version
 from winpod.network.errors import (
@@ -149,7 +149,7 @@ class CniPlugins:
     async def wait_for_orphans(self) -> None:
         """Wait for plugins of a killed winpod process, and kill those past the time limit."""
         deadline = time.monotonic() + self.time_limit
-        while not self._is_free():
+        while FileLock.is_held(self._lock):
             if time.monotonic() > deadline:
                 _kill_lock_holders(self._lock)
             await asyncio.sleep(_POLL)
@@ -180,25 +180,13 @@ class CniPlugins:
     async def _finish(
         self, command: Sequence[str], environment: Mapping[str, str], given: bytes
     ) -> ProcessResult:
-        with self._open_lock() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            inherited = (lock.fileno(),)
+        self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock.acquire(self._lock, shared=True) as lock:
+            inherited = (lock.descriptor,)
             running = start_process(
                 command, given=given, environment=environment, inherited=inherited
             )
         return await wait_process(running, self.time_limit)
-
-    def _is_free(self) -> bool:
-        with self._open_lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
-    def _open_lock(self) -> IO[bytes]:
-        self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._lock.open("ab")
 
 
 def runtime_config(plugin: PluginConfiguration, capabilities: Json) -> dict[str, Any]:

@@ -123,8 +123,7 @@ async def _start(root: Path, config: Config) -> PlayClient:
             f"The socket path {socket} is too long.", "Use a shorter --root, or a symbolic link."
         )
     directory.mkdir(parents=True, exist_ok=True)
-    lock = await FileLock.acquire_async(directory / "starting")
-    try:
+    with await FileLock.acquire_async(directory / "starting"):
         if client := await connect_existing(root):
             return client
         await _wait_unlocked(directory / "lock")
@@ -133,14 +132,11 @@ async def _start(root: Path, config: Config) -> PlayClient:
             directory / "play.log",
             lambda _: connect_existing(root),
         )
-    finally:
-        lock.release()
 
 
 async def _wait_unlocked(path: Path) -> None:
     """Wait until a daemon that is shutting down has released its lock."""
     for _ in range(400):
-        if lock := FileLock.try_acquire(path):
-            lock.release()
+        if not FileLock.is_held(path):
             return
         await asyncio.sleep(0.05)

@@ -72,8 +72,6 @@ from winpod.windows.builds import Build
 from winpod.windows.handlers import Handler
 from winpod.windows.platforms import Image, Manifest, Platform
 
-_LOCK_POLL_SECONDS = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class PullContext:
@@ -196,11 +194,9 @@ class LayerFetcher:
 
 async def _acquire_lock(path: Path) -> FileLock:
     try:
-        while (lock := FileLock.try_acquire(path)) is None:  # noqa: ASYNC110 - of another process
-            await asyncio.sleep(_LOCK_POLL_SECONDS)
+        return await FileLock.acquire_async(path)
     except OSError as error:
         raise store_error(path.parent, error) from None
-    return lock
 
 
 _PEEK_SIZE = 1 << 18

@@ -151,7 +151,7 @@ class WorkDirectories:
         """Return the sessions whose lock is held by a live process."""
         own = {self._own.directory.name} if self._own else set()
         others = {path.name for path in self._ingest.glob("session-*")} - own
-        return own | {name for name in others if _is_locked(self._ingest / name / lock)}
+        return own | {name for name in others if FileLock.is_held(self._ingest / name / lock)}
 
     def close(self) -> None:
         if self._own:
@@ -159,14 +159,3 @@ class WorkDirectories:
             self._own.owner.release()
             self._own.shared.release()
             self._own = None
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a live process holds the lock."""
-    try:
-        lock = FileLock.try_acquire(path)
-    except FileNotFoundError:
-        return False
-    if lock:
-        lock.release()
-    return lock is None
