@@ -49,6 +49,7 @@ from winpod.cli.containers.terminal import (
     to_shell_exit_code,
 )
 from winpod.cli.options import Root
+from winpod.concurrency import run_to_completion
 from winpod.config import Config, read_config
 from winpod.cri.daemon import DaemonRequirements, connect_daemon, log_directory
 from winpod.cri.proto import api_pb2 as api
@@ -318,7 +319,7 @@ async def _run_in(client: CriClient, run_request: _RunRequest, handler: str) -> 
         return 0
     finally:
         if not started:
-            await asyncio.shield(remove_pod(client, sandbox))
+            await run_to_completion(remove_pod(client, sandbox))
 
 
 async def _create_sandbox(client: CriClient, config: api.PodSandboxConfig, handler: str) -> str:

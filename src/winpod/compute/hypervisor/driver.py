@@ -50,6 +50,7 @@ from winpod.compute.rootfs import ContainerRootfs, refuse_unsupported_binary
 from winpod.compute.silo import DRIVE_C
 from winpod.compute.silo_pool import Silo
 from winpod.compute.spec import container_program
+from winpod.concurrency import run_to_completion
 from winpod.errors import WinpodError
 from winpod.files import remove_tree
 from winpod.images.base.builder import Base
@@ -191,7 +192,7 @@ class HypervisorIsolation:
             link = await start_agent_link(vm.folder, port, folder / "run/agent.sock")
             (folder / "shell.pid").write_text(str(link.pid))
         except BaseException:
-            await asyncio.shield(self.destroy(folder))
+            await run_to_completion(self.destroy(folder))
             raise
         return GuestSilo(folder)
 

@@ -19,6 +19,7 @@ from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed, MicroVmGone
 from winpod.compute.hypervisor.guest_client import GUEST_TIMEOUT, Streams
 from winpod.compute.hypervisor.microvm import MicroVm
+from winpod.concurrency import run_to_completion
 
 LOCALHOST = ("127.0.0.1", "::1")
 _PREFIX = "dial-"
@@ -47,7 +48,7 @@ class GuestDialer:
             remote = await self._connect(name, port, (*LOCALHOST, *addresses))
             local, relay_end = socket.socketpair()
         except BaseException:
-            await asyncio.shield(self._release(name))
+            await run_to_completion(self._release(name))
             raise
         task = asyncio.create_task(self._relay(name, remote, relay_end))
         self._relays.add(task)
@@ -87,7 +88,7 @@ class GuestDialer:
         finally:
             for _, writer in (local, remote):
                 writer.close()
-            await asyncio.shield(self._release(name))
+            await run_to_completion(self._release(name))
 
     async def _release(self, name: str) -> None:
         with contextlib.suppress(MicroVmGone, MicroVmFailed):

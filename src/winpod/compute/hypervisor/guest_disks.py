@@ -36,6 +36,7 @@ from winpod.compute.hypervisor.guest_filesystems import (
 from winpod.compute.hypervisor.io_limits import IoLimits
 from winpod.compute.hypervisor.qemu import DISK_ROOT_PORTS, QmpClient
 from winpod.compute.spec import Mount, MountSourceKind
+from winpod.concurrency import run_to_completion
 from winpod.files import remove_tree
 
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -224,7 +225,7 @@ class GuestDisks:
             await mount_disk(self._guest, name, mount, self._folder, assets)
         except BaseException:
             with contextlib.suppress(MicroVmFailed, GuestError):
-                await asyncio.shield(self._detach(name))
+                await run_to_completion(self._detach(name))
             raise
         finally:
             os.close(disk.descriptor)

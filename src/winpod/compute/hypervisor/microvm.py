@@ -40,6 +40,7 @@ from winpod.compute.hypervisor.virtiofs import (
     remove_all_shares,
 )
 from winpod.compute.hypervisor.vm_annotations import MEMORY_OVERHEAD, MicroVmRequest
+from winpod.concurrency import run_to_completion
 from winpod.subprocesses import is_process_of, read_pid, wait_process_exit
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - memory is what it is for
@@ -79,7 +80,7 @@ class MicroVm:
             await self._run(template, request)
             await self.size.start(request)
         except BaseException:
-            await asyncio.shield(self.destroy())
+            await run_to_completion(self.destroy())
             raise
         finally:
             while self._output_pipes:

@@ -59,6 +59,7 @@ from winpod.compute.rootfs import check_mounts, refuse_unsupported_binary
 from winpod.compute.spec import Mount, MountSourceKind, container_program, exec_program
 from winpod.compute.wine import conmon
 from winpod.compute.wine.conmon import AttachedStreams
+from winpod.concurrency import run_to_completion
 from winpod.errors import InvalidInput, WinpodError
 from winpod.files import remove_tree
 from winpod.images.base.builder import Base
@@ -333,7 +334,7 @@ class WineBackend:
             await driver.write_resolv_conf(silo, (folder / "resolver").read_text())
             await conmon.start_conmon(folder)
         except BaseException:
-            await asyncio.shield(driver.kill(folder / "shell"))
+            await run_to_completion(driver.kill(folder / "shell"))
             raise
 
     async def signal(self, container: str, *, kill: bool) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from winpod.concurrency import run_to_completion
 from winpod.errors import WinpodError
 from winpod.images.pull.unpack_worker import UnpackJob
 from winpod.images.store.records import LayerSize
@@ -53,7 +54,7 @@ class _Worker:
     async def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        await asyncio.shield(self.process.wait())
+        await run_to_completion(self.process.wait())
 
 
 class UnpackPool:

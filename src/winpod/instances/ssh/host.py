@@ -18,6 +18,7 @@ from typing import Self
 
 import asyncssh
 
+from winpod.concurrency import run_to_completion
 from winpod.errors import WinpodError
 from winpod.instances.errors import InstanceUnreachable
 from winpod.instances.ssh.login import HostKeys, SshLogin, open_connection
@@ -300,9 +301,8 @@ class SshHost:
         """Remove a file even if the caller is cancelled; do nothing if the connection is lost."""
         if self._connection is None or self._connection.is_closed():
             return
-        removal = asyncio.ensure_future(asyncio.wait_for(self.remove(path), CLEANUP_SECONDS))
         with suppress(WinpodError, TimeoutError):
-            await asyncio.shield(removal)
+            await run_to_completion(asyncio.wait_for(self.remove(path), CLEANUP_SECONDS))
 
     @asynccontextmanager
     async def _files(

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from winpod.clock import format_timestamp, utc_now
+from winpod.concurrency import run_to_completion
 from winpod.errors import WinpodError
 from winpod.instances.errors import InstanceBusy
 from winpod.instances.ssh.host import CLEANUP_SECONDS, SCRIPT, TEMPORARY, SshHost
@@ -115,9 +116,8 @@ async def _release(host: SshHost, own: LockHolder) -> None:
             await host.remove(LOCK)
 
     if host.is_connected:
-        removal = asyncio.ensure_future(asyncio.wait_for(remove(), CLEANUP_SECONDS))
         with suppress(WinpodError, TimeoutError):
-            await asyncio.shield(removal)
+            await run_to_completion(asyncio.wait_for(remove(), CLEANUP_SECONDS))
 
 
 async def _is_stale(host: SshHost, holder: LockHolder | None) -> bool:
