@@ -1,7 +1,7 @@
 from datetime import timedelta
 
 from tests.support.runtime_pods import NOW
-from winpod.concurrency import BackoffPolicy, BackoffState, format_backoff
+from winpod.concurrency import Backoff, BackoffPolicy, BackoffState, format_backoff
 
 
 def test_backoff_doubles_to_five_minutes() -> None:
@@ -26,3 +26,10 @@ def test_backoff_is_reset_after_ten_minutes() -> None:
 def test_backoff_is_formatted_as_kubernetes_does() -> None:
     shown = [format_backoff(timedelta(seconds=seconds)) for seconds in (10, 80, 300)]
     assert shown == ["10s", "1m20s", "5m0s"]
+
+
+def test_backoff_of_a_retry_loop_doubles_to_its_maximum_until_reset() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.next() for _ in range(5)] == [0.5, 1, 2, 3, 3]
+    backoff.reset()
+    assert backoff.next() == 0.5

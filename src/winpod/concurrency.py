@@ -49,6 +49,29 @@ class KeyedLock(Generic[_T]):
         return self._locks.setdefault(key, self._factory())
 
 
+def exponential_delay(attempt: int, initial: float, maximum: float) -> float:
+    """Return the wait after failed attempt `attempt`, from 0: doubled each time to the maximum."""
+    return min(initial * 2.0 ** min(attempt, 64), maximum)
+
+
+class Backoff:
+    """Exponential backoff of one retry loop, in seconds."""
+
+    def __init__(self, initial: float, maximum: float) -> None:
+        self._initial = initial
+        self._maximum = maximum
+        self._attempt = 0
+
+    def next(self) -> float:
+        """Return the wait after a failure."""
+        delay = exponential_delay(self._attempt, self._initial, self._maximum)
+        self._attempt += 1
+        return delay
+
+    def reset(self) -> None:
+        self._attempt = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BackoffState:
     """Backoff of a failing container: the wait after its next failure, and when it was set."""

@@ -19,6 +19,7 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.clock import Clock, truncate_to_seconds, utc_now
+from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 
@@ -181,7 +182,7 @@ class EventRecorder:
             self._has_events.set()
 
     async def run(self) -> None:
-        wait = _FIRST_WAIT
+        backoff = Backoff(_FIRST_WAIT, _MAX_WAIT)
         while True:
             await self._has_events.wait()
             while self._queue:
@@ -189,10 +190,10 @@ class EventRecorder:
                 try:
                     async with self._api.event_turns:
                         await self._send(recorded)
-                    wait = _FIRST_WAIT
+                    backoff.reset()
                 except Unavailable:
-                    is_back = await self._api.wait_before_retry(wait)
-                    wait = _FIRST_WAIT if is_back else min(wait * 2, _MAX_WAIT)
+                    if await self._api.wait_before_retry(backoff.next()):
+                        backoff.reset()
                     continue
                 except WinpodError as error:
                     _log.info("Failed to send event %s: %s", recorded.event.reason, error)

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from lightkube.core.dictmixin import DictMixin
 
+from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError, WatchEvent
 
@@ -52,7 +53,7 @@ class Reflector(Generic[T]):
         self._handler = handler
         self._selector = dict(selector or {})
         self._version = ""
-        self._wait = _FIRST_WAIT
+        self._backoff = Backoff(_FIRST_WAIT, _MAX_WAIT)
         self.is_known = asyncio.Event()
 
     async def run(self) -> None:
@@ -74,7 +75,7 @@ class Reflector(Generic[T]):
         listed = await self._api.list(self._kind, self._path, self._selector)
         await self._handler.on_list(listed.items)
         self._version = listed.version
-        self._wait = _FIRST_WAIT
+        self._backoff.reset()
         self.is_known.set()
 
     async def _watch(self) -> None:
@@ -87,7 +88,8 @@ class Reflector(Generic[T]):
         started_at, has_changed = time.monotonic(), False
         async for change in self._api.watch(self._kind, self._path, params):
             self._handle(change)
-            self._wait, has_changed = _FIRST_WAIT, True
+            self._backoff.reset()
+            has_changed = True
         if not has_changed and time.monotonic() < started_at + _MIN_WATCH_SECONDS:
             raise Unavailable("the watch ended immediately.")
 
@@ -100,10 +102,12 @@ class Reflector(Generic[T]):
 
     async def _pause(self, error: WinpodError) -> None:
         _log.info("Failed to list and watch %s: %s", self._path, error)
-        is_back = await self._api.wait_before_retry(self._wait * random.uniform(0.5, 1))  # noqa: S311
-        if self._wait == _MAX_WAIT:
+        wait = self._backoff.next()
+        is_back = await self._api.wait_before_retry(wait * random.uniform(0.5, 1))  # noqa: S311
+        if wait == _MAX_WAIT:
             self._version = ""
-        self._wait = _FIRST_WAIT if is_back else min(self._wait * 2, _MAX_WAIT)
+        if is_back:
+            self._backoff.reset()
 
 
 class Informer(Generic[T]):

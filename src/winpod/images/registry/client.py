@@ -25,6 +25,7 @@ import aiohttp
 from yarl import URL
 
 from winpod import __version__
+from winpod.concurrency import Backoff
 from winpod.errors import InvalidInput, WinpodError
 from winpod.images.errors import (
     CorruptContent,
@@ -244,7 +245,7 @@ class Repository:
     async def _retry(
         self, host: RegistryHost, attempt: Callable[[RegistryHost], Awaitable[_T]]
     ) -> _T:
-        number = 0
+        number, backoff = 0, Backoff(self._registry.first_wait, MAX_WAIT)
         while True:
             if unreachable := self._registry.unreachable.get(host.origin):
                 raise unreachable
@@ -252,13 +253,12 @@ class Repository:
                 return await attempt(host)
             except TransientError as failure:
                 self.last_error = failure.error
-                backoff = self._registry.first_wait * 2**number * _RANDOM.uniform(0.5, 1.0)
                 number += 1
                 if number >= failure.attempts or failure.wait > MAX_WAIT:
                     if isinstance(failure, _HostUnreachable):
                         self._registry.unreachable[host.origin] = failure.error
                     raise failure.error from None
-                await asyncio.sleep(max(failure.wait, min(backoff, MAX_WAIT)))
+                await asyncio.sleep(max(failure.wait, backoff.next() * _RANDOM.uniform(0.5, 1.0)))
 
     @asynccontextmanager
     async def request(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
+from winpod.concurrency import Backoff
 from winpod.errors import WinpodError
 from winpod.instances.cluster.resource import WindowsInstance
 from winpod.instances.operator.machines import (
@@ -157,7 +158,7 @@ class _MachineInformer(Generic[T]):
         return self.is_known or bool(self.problem)
 
     async def run(self) -> None:
-        backoff = _INITIAL_BACKOFF
+        backoff = Backoff(_INITIAL_BACKOFF, _MAX_BACKOFF)
         while problem := await self._list_error():
             if problem != self.problem:
                 _log.warning(
@@ -165,8 +166,7 @@ class _MachineInformer(Generic[T]):
                 )
                 self.problem = problem
                 self._on_change()
-            await self._api.wait_before_retry(backoff)
-            backoff = min(backoff * 2, _MAX_BACKOFF)
+            await self._api.wait_before_retry(backoff.next())
         await Reflector(self._api, self._kind, self._path, self).run()
 
     async def _list_error(self) -> str:

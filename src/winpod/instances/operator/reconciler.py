@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 
+from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.instances.cluster.nodes import api_error_context, subnet_of
 from winpod.instances.cluster.resource import STOP_MANAGING, InstanceStatus, WindowsInstance
@@ -49,12 +50,12 @@ class InstanceReconciler:
         self._runner = ActionRunner(context)
         self._wake = asyncio.Event()
         self._observation: Observation | None = None
-        self._backoff = _INITIAL_BACKOFF
+        self._backoff = Backoff(_INITIAL_BACKOFF, _MAX_BACKOFF)
         self._action, self._since = Action.NONE, 0.0
 
     def wake(self) -> None:
         """Request a new observation, also if one is in progress."""
-        self._backoff = _INITIAL_BACKOFF
+        self._backoff.reset()
         self._wake.set()
 
     async def run(self) -> None:
@@ -65,7 +66,7 @@ class InstanceReconciler:
                 self._observation = None
             try:
                 seconds = await self._advance(instance)
-                self._backoff = _INITIAL_BACKOFF
+                self._backoff.reset()
             except WinpodError as error:
                 seconds = await self._failed(instance, error)
             await self._wait_woken(seconds)
@@ -149,8 +150,7 @@ class InstanceReconciler:
                 context.condition(status, CONTAINERD_RUNNING, False, reason, message)
 
         await self._save(instance, change)
-        wait, self._backoff = self._backoff, min(self._backoff * 2, _MAX_BACKOFF)
-        return wait
+        return self._backoff.next()
 
     async def _save(
         self, instance: WindowsInstance, change: Callable[[InstanceStatus], None]

@@ -20,6 +20,7 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 
 from winpod.clock import utc_now
+from winpod.concurrency import Backoff
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
@@ -95,7 +96,7 @@ class NodeRegistration:
         await asyncio.gather(self._status_loop(), self._lease_loop())
 
     async def _register(self) -> None:
-        wait = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         while True:
             try:
                 await self._try_register()
@@ -104,8 +105,7 @@ class NodeRegistration:
                 if self._drop_forbidden_labels(error):
                     continue
                 _log.warning("Failed to register node %s: %s", self._node_config.name, error)
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, _MAX_RETRY_SECONDS)
+                await asyncio.sleep(backoff.next())
 
     def _drop_forbidden_labels(self, error: WinpodError) -> bool:
         """Drop labels that the node may not set on itself; return whether any were dropped."""
@@ -149,15 +149,15 @@ class NodeRegistration:
         self._store_node(node, is_fresh=False)
 
     async def _status_loop(self) -> None:
-        retry = _RETRY_SECONDS
+        backoff = Backoff(_RETRY_SECONDS, STATUS_CHECK_SECONDS)
         while True:
             wait = STATUS_CHECK_SECONDS
             try:
                 await self._update_status()
-                retry = _RETRY_SECONDS
+                backoff.reset()
             except WinpodError as error:
                 _log.info("Failed to update status of node %s: %s", self._node_config.name, error)
-                wait, retry = retry, min(retry * 2, STATUS_CHECK_SECONDS)
+                wait = backoff.next()
             try:
                 async with asyncio.timeout(wait):
                     await self._triggered.wait()

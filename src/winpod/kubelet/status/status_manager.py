@@ -18,6 +18,7 @@ import msgspec
 from lightkube.models import core_v1 as v1
 
 from winpod.clock import Clock, utc_now
+from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, EventRecorder, ObjectReference
@@ -146,19 +147,19 @@ class StatusManager:
             self._queue.put_nowait(uid_of(entry.pod))
 
     async def _send_loop(self) -> None:
-        wait = _FIRST_WAIT
+        backoff = Backoff(_FIRST_WAIT, _MAX_WAIT)
         while True:
             entry = self._pods[await self._queue.get()]
             try:
                 async with self._api.status_turns:
                     await self._send_pod(entry)
-                wait = _FIRST_WAIT
+                backoff.reset()
             except Unavailable as error:
                 _log.info(
                     "Failed to update status of pod %s, retrying: %s", format_pod(entry.pod), error
                 )
-                is_back = await self._api.wait_before_retry(wait)
-                wait = _FIRST_WAIT if is_back else min(wait * 2, _MAX_WAIT)
+                if await self._api.wait_before_retry(backoff.next()):
+                    backoff.reset()
             except WinpodError as error:
                 _log.warning("Failed to update status of pod %s: %s", format_pod(entry.pod), error)
                 entry.is_changed = False

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from lightkube.models import node_v1
 
+from winpod.concurrency import Backoff
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, ObjectReference
@@ -80,16 +81,17 @@ class RuntimeClassController:
 
     async def run(self) -> None:
         """Reconcile at start, on changes, and when a removal is due."""
-        backoff = _MIN_BACKOFF
+        backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
         while True:
             self._wake.clear()
             started, succeeded = time.monotonic(), False
             try:
                 wait = await self._reconcile()
-                backoff, succeeded = _MIN_BACKOFF, True
+                backoff.reset()
+                succeeded = True
             except WinpodError as error:
                 _log.warning("Failed to reconcile RuntimeClasses and labels: %s", error)
-                wait, backoff = backoff, min(backoff * 2, _MAX_BACKOFF)
+                wait = backoff.next()
             self._on_reconcile(time.monotonic() - started, succeeded)
             await self._wait(wait)
 

@@ -9,6 +9,7 @@ from typing import Any
 from lightkube.models import batch_v1
 from lightkube.models import core_v1 as v1
 
+from winpod.concurrency import exponential_delay
 from winpod.k8s.pods import metadata_of
 from winpod.play.pod_template import (
     ControllerActions,
@@ -186,7 +187,7 @@ def _retry_time(failed: Sequence[v1.Pod]) -> datetime | None:
     ends = [end for pod in failed if (end := _finished_at(pod))]
     if not ends:
         return None
-    wait = min(_INITIAL_BACKOFF * 2 ** min(len(failed) - 1, 10), _MAX_BACKOFF)
+    wait = exponential_delay(len(failed) - 1, _INITIAL_BACKOFF, _MAX_BACKOFF)
     return max(ends) + timedelta(seconds=wait)
 
 
