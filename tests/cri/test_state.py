@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from winpod.cri.state import SCHEMA, ContainerRecord, Phase, RuntimeState, SandboxRecord
+from winpod.cri.state import MIGRATIONS, ContainerRecord, Phase, RuntimeState, SandboxRecord
 from winpod.errors import InvalidInput
 
 
@@ -16,6 +16,8 @@ def container(plan: str) -> ContainerRecord:
 
 def set_version(file: Path, version: int) -> None:
     with sqlite3.connect(file) as database:
+        if version < 3:
+            database.execute("ALTER TABLE sandboxes DROP COLUMN accelerator")
         database.execute(f"PRAGMA user_version = {version}")
 
 
@@ -38,8 +40,6 @@ def test_sandbox_of_an_older_schema_has_no_accelerator(tmp_path: Path) -> None:
     state = RuntimeState(file)
     state.add(SandboxRecord("id", "name", "handler", b"", Phase.RUNNING, 1, accelerator="kvm"))
     state.close()
-    with sqlite3.connect(file) as database:
-        database.execute("ALTER TABLE sandboxes DROP COLUMN accelerator")
     set_version(file, 2)
     for _ in range(2):
         state = RuntimeState(file)
@@ -50,7 +50,7 @@ def test_sandbox_of_an_older_schema_has_no_accelerator(tmp_path: Path) -> None:
 def test_state_of_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "state.db"
     RuntimeState(file).close()
-    set_version(file, SCHEMA + 1)
+    set_version(file, len(MIGRATIONS) + 1)
     with pytest.raises(InvalidInput, match="written by a newer winpod"):
         RuntimeState(file)
 

@@ -9,20 +9,32 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from winpod.cri.proto import api_pb2 as api
+from winpod.database import Database, NewerVersion
 from winpod.errors import InvalidInput, NotFound, WinpodError
 
-SCHEMA = 3
+_RECORDS = """
+CREATE TABLE sandboxes (
+    id PRIMARY KEY, name, handler, config, phase, created_at, netns, ips
+);
+CREATE UNIQUE INDEX sandboxes_names ON sandboxes (name);
+CREATE TABLE containers (
+    id PRIMARY KEY, sandbox, name, config, phase, created_at, image_id, image_ref, plan, log_path,
+    started_at, finished_at, exit_code, reason, message
+);
+CREATE UNIQUE INDEX containers_names ON containers (name)
+"""
+_PLANS = """UPDATE containers SET plan = '{"asked": ' || plan || '}'"""
+_ACCELERATORS = "ALTER TABLE sandboxes ADD COLUMN accelerator DEFAULT ''"
+MIGRATIONS = (_RECORDS, _PLANS, _ACCELERATORS)
 _log = logging.getLogger(__name__)
 
 
@@ -116,71 +128,34 @@ class RuntimeState:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file
-        self._mutex = threading.Lock()
-        self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._database = Database(file, MIGRATIONS, convert_error=partial(_state_error, file))
         try:
-            self._prepare(file)
-            self.sandboxes: dict[str, SandboxRecord] = {r.id: r for r in self._read(SandboxRecord)}
-            self.containers: dict[str, ContainerRecord] = {
-                r.id: r for r in self._read(ContainerRecord)
-            }
-            self._by_sandbox: dict[str, dict[str, ContainerRecord]] = {}
-            for container in self.containers.values():
-                self._by_sandbox.setdefault(container.sandbox, {})[container.id] = container
-        except sqlite3.OperationalError as error:
+            self.sandboxes = {r.id: r for r in self._read(SandboxRecord)}
+            self.containers = {r.id: r for r in self._read(ContainerRecord)}
+        except BaseException:
             self._database.close()
-            raise StateUnwritable(file, error) from error
-        except sqlite3.DatabaseError as error:
-            self._database.close()
-            raise InvalidInput(
-                f"the runtime's state in {file} cannot be read: {error}.",
-                "Move the file away to start without it; running containers are then stopped.",
-            ) from error
-
-    def _prepare(self, file: Path) -> None:
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA:
-            raise InvalidInput(
-                f"{file} was written by a newer winpod (schema {version}).", "Upgrade winpod."
-            )
-        with self._transaction():
-            for kind, table in _TABLES.items():
-                columns = ", ".join(
-                    f"{name} PRIMARY KEY" if name == "id" else name for name in _columns(kind)
-                )
-                self._database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-                existing = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
-                for name in set(_columns(kind)) - existing:  # added since an older schema
-                    self._database.execute(f"ALTER TABLE {table} ADD COLUMN {name} DEFAULT ''")
-                self._database.execute(
-                    f"CREATE UNIQUE INDEX IF NOT EXISTS {table}_names ON {table} (name)"
-                )
-            if version == 1:  # version 1 stored only the resource request
-                self._database.execute(
-                    """UPDATE containers SET plan = '{"asked": ' || plan || '}'"""
-                )
-            self._database.execute(f"PRAGMA user_version = {SCHEMA}")
+            raise
+        self._by_sandbox: dict[str, dict[str, ContainerRecord]] = {}
+        for container in self.containers.values():
+            self._by_sandbox.setdefault(container.sandbox, {})[container.id] = container
 
     def _read(self, kind: type[Record]) -> list[Record]:
-        columns = _columns(kind)
-        rows = self._database.execute(f"SELECT {', '.join(columns)} FROM {_TABLES[kind]}")  # noqa: S608
+        columns = ", ".join(_columns(kind))
+        with self._database.read_transaction():
+            rows = self._database.execute(f"SELECT {columns} FROM {_TABLES[kind]}").fetchall()  # noqa: S608
         records = []
-        for row in rows.fetchall():
-            values = dict(zip(columns, row, strict=True))
+        for row in rows:
             try:
-                records.append(kind(**{**values, "phase": Phase(values["phase"])}))
+                records.append(kind(**{**dict(row), "phase": Phase(row["phase"])}))
             except (ValueError, TypeError, DecodeError) as error:
-                self._drop(kind, values["id"], error)
+                self._drop(kind, row["id"], error)
         return records
 
     def _drop(self, kind: type[Any], id_: object, error: Exception) -> None:
         """Delete an unreadable record. Its object is then removed as unknown."""
         table = _TABLES[kind]
         _log.error("Deleting corrupt record %s from %s: %s", id_, table, error)
-        with self._transaction():
+        with self._database.write_transaction():
             self._database.execute(f"DELETE FROM {table} WHERE id IS ?", [id_])  # noqa: S608
 
     def add(self, record: SandboxRecord | ContainerRecord) -> None:
@@ -189,7 +164,7 @@ class RuntimeState:
         placeholders = ", ".join("?" * len(columns))
         values = [getattr(record, name) for name in columns]
         try:
-            with self._transaction():
+            with self._database.write_transaction():
                 self._database.execute(
                     f"INSERT INTO {_TABLES[type(record)]} ({', '.join(columns)}) "  # noqa: S608
                     f"VALUES ({placeholders})",
@@ -209,7 +184,7 @@ class RuntimeState:
         """Update a record, on disk first."""
         names = list(changes)
         assignments = ", ".join(f"{name} = ?" for name in names)
-        with self._transaction():
+        with self._database.write_transaction():
             self._database.execute(
                 f"UPDATE {_TABLES[type(record)]} SET {assignments} WHERE id = ?",  # noqa: S608
                 [*changes.values(), record.id],
@@ -230,7 +205,7 @@ class RuntimeState:
                 setattr(record, name, value)
 
     def delete(self, record: SandboxRecord | ContainerRecord) -> None:
-        with self._transaction():
+        with self._database.write_transaction():
             self._database.execute(
                 f"DELETE FROM {_TABLES[type(record)]} WHERE id = ?",  # noqa: S608
                 [record.id],
@@ -257,19 +232,20 @@ class RuntimeState:
     def close(self) -> None:
         self._database.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._mutex:
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield
-                self._database.execute("COMMIT")
-            except BaseException as error:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError):
-                    raise StateUnwritable(self._file, error) from None
-                raise
+
+def _state_error(file: Path, error: Exception) -> Exception:
+    if isinstance(error, NewerVersion):
+        return InvalidInput(
+            f"{file} was written by a newer winpod (schema {error.version}).", "Upgrade winpod."
+        )
+    if isinstance(error, sqlite3.OperationalError):
+        return StateUnwritable(file, error)
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError):
+        return InvalidInput(
+            f"the runtime's state in {file} cannot be read: {error}.",
+            "Move the file away to start without it; running containers are then stopped.",
+        )
+    return error
 
 
 def _find(table: dict[str, Record], id_: str, kind: str) -> Record:

@@ -22,6 +22,7 @@ from winpod.errors import WinpodError
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.interfaces import EventType
 from winpod.play import scheduler
+from winpod.play.apiserver.database import database_file
 from winpod.play.apiserver.objects import Document, ObjectKey, in_apply_order, key_of
 from winpod.play.apiserver.pods import PodStore, images_of, pod_template_of
 from winpod.play.apiserver.store import EventStore, ObjectStore
@@ -71,7 +72,7 @@ class ControlPlane:
         self.root = root
         self._handlers = config.handlers
         simulated = config.runtime.compute is ComputeKind.SIMULATED
-        self.records = ObjectStore(root / "play/records.db")
+        self.records = ObjectStore(database_file(root))
         self.events = EventStore(self.records)
         self.objects = StoredObjectSource(self.records, root)
         self.publishing = ServiceProxy(serves=not simulated)

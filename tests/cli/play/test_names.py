@@ -11,8 +11,9 @@ from winpod.play.apiserver.store import ObjectStore, StoredObject
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from winpod.cli.play.names import complete_names, has_pods, read_names
+from winpod.cli.play.names import complete_names, has_pods
 from winpod.errors import PermissionDenied
+from winpod.play.apiserver.database import read_names
 if os.geteuid() == 0:
     os.setuid(65534)
 root = Path(sys.argv[1])

@@ -15,6 +15,7 @@ import pytest
 from tests.support.pull_crash_points import killed_at_every_change
 from tests.support.store_invariants import check, leftovers
 from tests.support.windows_images import V2022, app_layer, bundle, large_layer, make, two_builds
+from winpod.database import Database
 from winpod.errors import InvalidInput
 from winpod.files import FileLock
 from winpod.images.errors import ImageNotPulled, StoreUnavailable
@@ -231,15 +232,13 @@ def test_damaged_document_is_fetched_again(store: Store, layout: Path) -> None:
 def test_store_of_a_newer_version_is_rejected(tmp_path: Path) -> None:
     Store(tmp_path).close()
     connection = sqlite3.connect(tmp_path / "state.db")
-    connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
+    connection.execute(f"PRAGMA user_version = {len(database.MIGRATIONS) + 1}")
     connection.close()
     with pytest.raises(StoreUnavailable, match=r"version \d+.*created by a newer winpod"):
         Store(tmp_path)
 
 
-def test_older_store_is_migrated(
-    tmp_path: Path, layout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_store_is_migrated(tmp_path: Path, layout: Path) -> None:
     with Store(tmp_path / "new") as store:
         image = add(store, layout, "example/app:1")
         rows = {
@@ -248,9 +247,7 @@ def test_older_store_is_migrated(
         }
     (tmp_path / "new").rename(tmp_path / "old")
     (tmp_path / "old" / "state.db").unlink()
-    with monkeypatch.context() as older:
-        older.setattr(database, "VERSION", 1)
-        connection = database.open_database(tmp_path / "old" / "state.db")
+    connection = Database(tmp_path / "old" / "state.db", database.MIGRATIONS[:1])
     for table, content in rows.items():
         columns = [c[1] for c in connection.execute(f"PRAGMA table_info({table})")]
         marks = ", ".join("?" * len(columns))

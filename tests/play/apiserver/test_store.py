@@ -1,5 +1,7 @@
 """Transactions of the object store."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,14 @@ def test_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
         assert store.document(ONE) == {"data": {"a": "1"}}
         assert store.setting("publish") == []
         store.close()
+
+
+def test_store_from_before_migrations_were_counted_is_kept(tmp_path: Path) -> None:
+    records = ObjectStore(tmp_path / "records.db")
+    records.put(ONE, StoredObject({"data": {"a": "1"}}))
+    records.close()
+    with closing(sqlite3.connect(tmp_path / "records.db")) as database:
+        database.execute("PRAGMA user_version = 0")
+    records = ObjectStore(tmp_path / "records.db")
+    assert records.document(ONE) == {"data": {"a": "1"}}
+    records.close()

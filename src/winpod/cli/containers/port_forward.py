@@ -23,11 +23,12 @@ from winpod.cli.containers.targets import (
     run_with_runtimes,
 )
 from winpod.cli.options import Root
-from winpod.cli.play.names import owner_named, read_names
+from winpod.cli.play.names import owner_named
 from winpod.config import read_config
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.streaming.client import SessionFailed, forward_port
 from winpod.errors import InvalidInput, NotFound, WinpodError
+from winpod.play.apiserver.database import read_names
 from winpod.play.client import connect_or_start
 
 _PORTS = range(1, 65536)

@@ -12,9 +12,10 @@ import typer
 import yaml
 
 from winpod.cli.options import Format, Output, Root
-from winpod.cli.play.names import complete_names, read_names
+from winpod.cli.play.names import complete_names
 from winpod.config import Config, read_config
 from winpod.errors import InvalidInput, NotFound
+from winpod.play.apiserver.database import read_names
 from winpod.play.apiserver.objects import ObjectKey, find_kind
 from winpod.play.client import connect_or_start
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from winpod.cli.options import Format, Output, Root
-from winpod.cli.play.names import read_names
 from winpod.cli.play.table import list_changes, print_changes
 from winpod.config import Config, read_config
 from winpod.errors import Unavailable
+from winpod.play.apiserver.database import read_names
 from winpod.play.apiserver.objects import key_of, read_manifest_files
 from winpod.play.client import PlayClient, connect_or_start
 

@@ -5,12 +5,11 @@ Used to resolve targets and for shell completion.
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from pathlib import Path
 
 from winpod.config import read_config
 from winpod.errors import PermissionDenied, WinpodError
+from winpod.play.apiserver.database import read_names
 
 _KINDS_WITHOUT_PODS = (
     "Namespace",
@@ -30,23 +29,6 @@ def has_pods(root: Path) -> bool:
         return any(kind not in _KINDS_WITHOUT_PODS for kind, _, _ in read_names(root))
     except PermissionDenied:
         return (root / "play/play.sock").exists()
-
-
-def read_names(root: Path) -> list[tuple[str, str, str]]:
-    """Return kind, namespace and name of every object."""
-    file = root / "play/records.db"
-    if not file.exists():
-        return []
-    if not os.access(file, os.R_OK):
-        raise PermissionDenied(f"The objects in {root} belong to another user.", "Use sudo.")
-    try:
-        database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5)
-        try:
-            return list(database.execute("SELECT kind, namespace, name FROM objects"))
-        finally:
-            database.close()
-    except sqlite3.Error:
-        return []
 
 
 def owner_named(text: str) -> str:

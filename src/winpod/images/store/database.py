@@ -1,19 +1,15 @@
-"""SQLite database of the image store: schema, migrations, transactions and image queries.
+"""SQLite database of the image store: schema and image queries.
 
-`user_version` counts the applied migrations. A released migration is never edited; a change is a
-new migration. Each runs in one transaction, so a store always has exactly one version. Write
-transactions are exclusive across processes.
+Write transactions are exclusive across processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from winpod.database import Database, NewerVersion
 from winpod.errors import InvalidInput
 from winpod.files import FileLock
 from winpod.images.errors import StoreUnavailable, database_error, store_error
@@ -91,107 +87,39 @@ CREATE TABLE holds (
 """
 
 MIGRATIONS = (_IMAGES, _PINS_AND_HOLDS)
-VERSION = len(MIGRATIONS)
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """Open the database, creating or migrating it. The caller excludes concurrent opens."""
-    database = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
-    try:
-        database.row_factory = sqlite3.Row
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        version = int(database.execute("PRAGMA user_version").fetchone()[0])
-        if version > VERSION:
-            raise StoreUnavailable(
-                f"{path} has version {version}, and this winpod supports up to version {VERSION}.",
-                "It was created by a newer winpod: use that one, or another root.",
-            )
-        for number in range(version, VERSION):
-            _migrate(database, number)
-    except BaseException:
-        database.close()
-        raise
-    return database
+class StoreDatabase(Database):
+    """Run statements inside `read_transaction` or `write_transaction`.
 
-
-def _migrate(database: sqlite3.Connection, number: int) -> None:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        for statement in MIGRATIONS[number].split(";"):
-            database.execute(statement)
-        database.execute(f"PRAGMA user_version = {number + 1}")
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
-
-
-class StoreDatabase:
-    """A database connection. Run statements inside `read_transaction` or `write_transaction`."""
+    Only removals are durable. A lease lost in a power failure does no harm, because its content is
+    likely lost too; a lost removal would.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._mutex = threading.RLock()
         try:
             open_lock = FileLock.acquire(root / "state.lock")
         except OSError as error:
             raise store_error(root, error) from None
-        try:
-            self._database = open_database(root / "state.db")
-        except sqlite3.Error as error:
-            raise database_error(root, error) from None
-        finally:
-            open_lock.release()
+        with open_lock:  # several processes may create or migrate it
+            super().__init__(
+                root / "state.db",
+                MIGRATIONS,
+                convert_error=partial(_store_error, root),
+                busy_seconds=BUSY_SECONDS,
+            )
 
-    def close(self) -> None:
-        self._database.close()
 
-    def execute(
-        self, statement: str, values: Mapping[str, object] | Sequence[object] = ()
-    ) -> sqlite3.Cursor:
-        return self._database.execute(statement, values)
-
-    def executemany(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
-        self._database.executemany(statement, rows)
-
-    def column(self, statement: str, values: Sequence[object] = ()) -> list[str]:
-        return [row[0] for row in self._database.execute(statement, values)]
-
-    @contextmanager
-    def read_transaction(self) -> Iterator[None]:
-        with self._transaction("BEGIN"):
-            yield
-
-    @contextmanager
-    def write_transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """Run an exclusive transaction; with `durable`, it is synced on commit.
-
-        A power failure may undo the last transactions that are not durable. A lost lease does no
-        harm, because its content is likely lost too; a lost removal would.
-        """
-        with self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL"):
-            yield
-
-    @contextmanager
-    def _transaction(self, begin: str, synchronous: str = "NORMAL") -> Iterator[None]:
-        with self._mutex:
-            try:
-                self._database.execute(f"PRAGMA synchronous = {synchronous}")
-                self._database.execute(begin)
-                try:
-                    yield
-                    self._database.execute("COMMIT")
-                except BaseException:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._database.execute("ROLLBACK")
-                    raise
-            except sqlite3.Error as error:
-                raise database_error(self._root, error) from None
-            except OSError as error:
-                raise store_error(self._root, error) from None
+def _store_error(root: Path, error: Exception) -> Exception:
+    if isinstance(error, NewerVersion):
+        return StoreUnavailable(
+            f"{root / 'state.db'} has version {error.version}, and this winpod supports up to "
+            f"version {len(MIGRATIONS)}.",
+            "It was created by a newer winpod: use that one, or another root.",
+        )
+    if isinstance(error, sqlite3.Error):
+        return database_error(root, error)
+    return store_error(root, error) if isinstance(error, OSError) else error
 
 
 _MIN_ID_PREFIX = 4

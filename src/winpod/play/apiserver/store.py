@@ -7,33 +7,16 @@ it again is recognized as unchanged. Repeated events are counted, not duplicated
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from winpod.clock import format_timestamp, utc_now
 from winpod.kubelet.interfaces import EventType
+from winpod.play.apiserver.database import open_database
 from winpod.play.apiserver.objects import Document, ObjectKey
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS objects (
-    kind TEXT NOT NULL,
-    namespace TEXT NOT NULL,
-    name TEXT NOT NULL,
-    document TEXT NOT NULL,
-    applied TEXT,
-    PRIMARY KEY (kind, namespace, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS choices (uid TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    number INTEGER PRIMARY KEY,
-    about TEXT NOT NULL,
-    document TEXT NOT NULL
-);
-"""
 _MAX_EVENTS = 2000
 
 
@@ -45,22 +28,9 @@ class StoredObject:
     applied: Document | None = None
 
 
-def _make_private(path: Path) -> None:
-    """Restrict the database and its SQLite side files to the owner; it contains secrets."""
-    path.touch(0o600)
-    for suffix in ("", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            path.with_name(f"{path.name}{suffix}").chmod(0o600)
-
-
 class ObjectStore:
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _make_private(path)
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(_SCHEMA)
+        self._database = open_database(path)
         self._objects: dict[ObjectKey, StoredObject] = {}
         rows = self._database.execute(
             "SELECT kind, namespace, name, document, applied FROM objects"
@@ -74,14 +44,12 @@ class ObjectStore:
     def transaction(self) -> Iterator[None]:
         """Write everything in the block or nothing. There must be no concurrent writer."""
         before = dict(self._objects)
-        self._database.execute("BEGIN")
         try:
-            yield
+            with self._database.write_transaction():
+                yield
         except BaseException:
-            self._database.execute("ROLLBACK")
             self._objects = before
             raise
-        self._database.execute("COMMIT")
 
     def close(self) -> None:
         self._database.close()
