@@ -7,6 +7,7 @@ there are no stale locks, unlike with PID files.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import itertools
 import os
@@ -170,6 +171,17 @@ def write_atomic(file: Path, content: bytes) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     new.replace(file)
+
+
+def sync_filesystem(directory: Path) -> None:
+    """Write the directory's filesystem to disk, so that a power failure does not lose content."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

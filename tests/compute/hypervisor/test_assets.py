@@ -7,7 +7,6 @@ import pytest
 from winpod.compute.errors import HypervisorAssetsFailed
 from winpod.compute.hypervisor.assets import (
     find_assets,
-    install_assets,
     remove_assets,
     require_qemu_version,
 )
@@ -24,17 +23,6 @@ def test_older_qemu_is_refused_with_the_reason(version: str) -> None:
         HypervisorAssetsFailed, match=f"QEMU {version}, in which guests with Wine crash"
     ):
         require_qemu_version(version)
-
-
-def test_new_assets_replace_others_and_equal_ones_are_kept(
-    tmp_path: Path,
-) -> None:
-    for name in (".lock", "old/tree", ".building-1/new", ".building-2"):
-        (tmp_path / name).mkdir(parents=True)
-    install_assets(tmp_path / ".building-1", tmp_path / "kit")
-    install_assets(tmp_path / ".building-2", tmp_path / "kit")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "kit"]
-    assert (tmp_path / "kit/new").exists()
 
 
 def test_removing_assets_also_removes_templates(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         make_prefix(prefix)
 
     monkeypatch.setattr(bases, "require_tools", lambda _: None)
-    monkeypatch.setattr(bases, "_flush", lambda _: None)
+    monkeypatch.setattr("winpod.artifacts.sync_filesystem", lambda _: None)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(bases, "unpack_packages", unpack)
     monkeypatch.setattr(rootfs_builder, "LOADED_LIBRARIES", ())

@@ -1,26 +1,23 @@
 """The hypervisor assets: QEMU, virtiofsd and the guest's kernel, from Debian packages.
 
 They are built on the host that uses them, like the Wine base, and run on any Linux: each program is
-started with the assets' own libraries. A build happens in a directory whose name starts with a dot,
-which is renamed when it is complete.
+started with the assets' own libraries.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
-import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
 
+from winpod.artifacts import ArtifactDirectory, artifact_id
 from winpod.compute.errors import HypervisorAssetsFailed
-from winpod.files import FileLock, remove_tree
+from winpod.files import remove_tree
 from winpod.images.base.rootfs_builder import choose_mirrors, unpack_packages
 
 PACKAGES = (
@@ -49,7 +46,6 @@ MIN_QEMU = 10
 _REVISION = 2
 _SHORT_ID = 12
 _ALL_MODULES = (*MODULES, *LOADED_LATER)
-_BUILDING = ".building-"
 _RECORD = "kit.json"
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _LOADER = "usr/lib64/ld-linux-x86-64.so.2"
@@ -111,8 +107,7 @@ class HypervisorAssets:
 
 
 def find_assets(root: Path) -> HypervisorAssets | None:
-    folders = (path for path in (root / "kits").glob("*") if path.name[0] != ".")
-    candidates = [assets for assets in map(_read, folders) if assets]
+    candidates = [assets for assets in map(_read, _artifacts(root).complete()) if assets]
     return max(candidates, key=lambda assets: assets.path.stat().st_mtime, default=None)
 
 
@@ -124,16 +119,11 @@ def build_assets(
     refresh: bool = False,
 ) -> HypervisorAssets:
     """Return the installed assets, or build them; `refresh` rebuilds and replaces them."""
-    folder = root / "kits"
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock.acquire(folder / ".lock")
-    try:
-        for stale in folder.glob(f"{_BUILDING}*"):
-            remove_tree(stale)
+    artifacts = _artifacts(root)
+    with artifacts.lock():
+        artifacts.sweep()
         existing = None if refresh else find_assets(root)
-        return existing or _build(folder, mirror, progress)
-    finally:
-        lock.release()
+        return existing or _build(artifacts, mirror, progress)
 
 
 def remove_assets(root: Path) -> bool:
@@ -144,9 +134,14 @@ def remove_assets(root: Path) -> bool:
     return existed
 
 
-def _build(folder: Path, mirror: str, progress: Callable[[str], None]) -> HypervisorAssets:
-    work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder))
-    try:
+def _artifacts(root: Path) -> ArtifactDirectory:
+    return ArtifactDirectory(root / "kits")
+
+
+def _build(
+    artifacts: ArtifactDirectory, mirror: str, progress: Callable[[str], None]
+) -> HypervisorAssets:
+    with artifacts.building() as work:
         progress("downloading and unpacking QEMU and a kernel")
         packages = unpack_packages(
             work / "tree", choose_mirrors(mirror), with_32bit=False, packages=PACKAGES
@@ -158,28 +153,11 @@ def _build(folder: Path, mirror: str, progress: Callable[[str], None]) -> Hyperv
         for name in _UNUSED_PATHS:
             remove_tree(work / "tree" / name, ignore_errors=True)
         inputs = {"revision": _REVISION, "packages": packages, "modules": _ALL_MODULES}
-        digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         record = {**inputs, "qemu": version}
         (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        work.chmod(0o755)
-        final = work.with_name(digest)
-        install_assets(work, final)
-    except BaseException:
-        remove_tree(work, ignore_errors=True)
-        raise
+        final = artifacts.save(work, artifact_id(inputs))
+    artifacts.keep_only(final)  # running microVMs have their files open
     return _read(final) or _unreadable(final)
-
-
-def install_assets(work: Path, final: Path) -> None:
-    """Keep assets of the same packages and remove others; running microVMs have files open."""
-    os.sync()
-    if final.exists():
-        remove_tree(work)
-    else:
-        work.rename(final)
-    for other in final.parent.iterdir():
-        if other.name[0] != "." and other != final:
-            remove_tree(other)
 
 
 def _read(path: Path) -> HypervisorAssets | None:

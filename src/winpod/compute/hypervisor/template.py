@@ -2,8 +2,7 @@
 
 A pod's microVM starts with the template's memory and devices. A template is specific to the base,
 the hypervisor assets, winpod's native programs and the accelerator, and its name is a digest of
-these. It is built in a directory whose name starts with a dot, which is renamed when it is
-complete.
+these.
 
 A guest boots from an initramfs with its first process, and the Wine base as an EROFS disk. Both are
 built on the host.
@@ -14,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from winpod.artifacts import ArtifactDirectory, artifact_id
 from winpod.compute.agent.client import AgentClient, Program
 from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import HypervisorAssetsFailed, MicroVmFailed, MicroVmGone
@@ -40,7 +38,6 @@ from winpod.compute.hypervisor.qemu import (
 )
 from winpod.compute.native import WAGENT, WGUEST, native_program
 from winpod.compute.preflight import missing_programs
-from winpod.files import FileLock, remove_tree
 from winpod.images.base.builder import UPDATE_TIMESTAMP, Base
 from winpod.images.winreg.hives import compose_registry
 from winpod.windows.builds import DEFAULT_HOST
@@ -86,7 +83,6 @@ def build_base_disk(assets: HypervisorAssets, base: Base, target: Path) -> None:
 
 
 BOOT_SECONDS = 240.0
-_BUILDING = ".building-"
 _REVISION = 2
 _NEEDED_PROGRAMS = {
     "conmon": "conmon",
@@ -180,7 +176,7 @@ def template_name(base: Base, assets: HypervisorAssets, accelerator: Accelerator
     machine = QemuConfig(unused, unused, unused, unused, accelerator, max_cpus())
     arguments = qemu_arguments(machine, is_clone=False)
     inputs = [_REVISION, base.id, assets.id, accelerator, *arguments, *digests]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+    return artifact_id(inputs)
 
 
 def template_path(
@@ -194,38 +190,23 @@ async def ensure_template(
 ) -> Template:
     """Return the existing template, or build it, which takes as long as a boot."""
     final = Template(template_path(root, base, assets, accelerator), assets, accelerator)
-    folder = final.path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = await asyncio.to_thread(FileLock.acquire, folder / ".lock")
-    try:
+    artifacts = ArtifactDirectory(final.path.parent, mode=0o700)
+    with await artifacts.lock_async():
         if not final.path.exists():
-            for stale in folder.glob(f"{_BUILDING}*"):
-                await asyncio.to_thread(remove_tree, stale)
-            await _build(folder, base, final)
-            await asyncio.to_thread(_remove_others, final.path)
-    finally:
-        lock.release()
+            await asyncio.to_thread(artifacts.sweep)
+            await _build(artifacts, base, final)
+            # running microVMs have the files of outdated templates open
+            await asyncio.to_thread(artifacts.keep_only, final.path)
     return final
 
 
-def _remove_others(path: Path) -> None:
-    """Remove outdated templates; running microVMs have their files open."""
-    for other in path.parent.iterdir():
-        if other.name[0] != "." and other != path:
-            remove_tree(other)
-
-
-async def _build(folder: Path, base: Base, final: Template) -> None:
-    work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder))
-    draft = Template(work, final.assets, final.accelerator)
-    try:
+async def _build(artifacts: ArtifactDirectory, base: Base, final: Template) -> None:
+    with artifacts.building() as work:
+        draft = Template(work, final.assets, final.accelerator)
         await asyncio.to_thread((work / "initial").write_bytes, build_initramfs(draft.assets, base))
         await asyncio.to_thread(build_base_disk, draft.assets, base, work / "base.erofs")
         await _boot_and_save(draft, with_32bit=base.with_32bit)
-        await asyncio.to_thread(work.rename, final.path)
-    except BaseException:
-        remove_tree(work, ignore_errors=True)
-        raise
+        await asyncio.to_thread(artifacts.save, work, final.path.name)
 
 
 async def _boot_and_save(template: Template, *, with_32bit: bool) -> None:
@@ -319,4 +300,3 @@ async def _save(template: Template) -> None:
             if status == "failed":
                 raise MicroVmFailed("its state could not be saved")
             await asyncio.sleep(0.02)
-    os.sync()

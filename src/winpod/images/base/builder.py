@@ -3,20 +3,16 @@
 A base is a directory with two trees that containers use read-only: `rootfs` (Linux with Wine) and
 `prefix` (drive C: and the registry, created by Wine in a container and then adjusted). It is built
 from Debian packages on the machine that uses it. Its id is a digest of the recipe and of all
-package versions. A build runs in a directory with a leading dot that is renamed when complete;
-directories left by a crashed build are removed by the next one.
+package versions.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import platform
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +20,8 @@ from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
+from winpod.artifacts import ArtifactDirectory, artifact_id
 from winpod.clock import utc_now
 from winpod.errors import NotFound, PermissionDenied
 from winpod.files import FileLock, remove_tree
@@ -183,7 +179,6 @@ TOOLS = {
     "unshare": "util-linux",
 }
 REQUIRED_SPACE = 1_600_000_000
-_BUILDING, _REMOVING, _LOCK = ".building-", ".removing-", ".lock"
 _RECORD = "base.json"
 _SHORT = 12
 
@@ -269,21 +264,18 @@ def build_base(
     find_oci_runtime()
     mirrors = choose_mirrors(mirror)
     recipe = recipe_digest(own_windows_programs(), with_32bit=with_32bit)
-    with _disk_full_as_error(root), _locked(root, progress):
-        _remove_leftovers(root)
+    artifacts = _artifacts(root)
+    with _disk_full_as_error(root), _lock(artifacts, progress):
+        artifacts.sweep()
         existing = next((base for base in list_bases(root) if base.recipe == recipe), None)
         if existing and not refresh:
             return existing
-        return _build(root, recipe, mirrors, with_32bit, progress)
+        return _build(artifacts, recipe, mirrors, with_32bit, progress)
 
 
 def list_bases(root: Path) -> list[Base]:
     """Return all complete bases, newest first."""
-    try:
-        folders = [path for path in (root / "bases").iterdir() if path.name[0] != "."]
-    except FileNotFoundError:
-        return []
-    bases = [base for base in map(_read, folders) if base]
+    bases = [base for base in map(_read, _artifacts(root).complete()) if base]
     return sorted(bases, key=lambda base: base.built, reverse=True)
 
 
@@ -299,12 +291,11 @@ def remove_base(root: Path, base_id: str = "") -> list[Base]:
         raise NotFound(f'There is no base "{base_id}" in {root}.', "winpod base show lists them.")
     if base_id and len(selected) > 1:
         raise NotFound(f'"{base_id}" is a prefix of more than one base id.', "Use a longer prefix.")
-    with _locked(root, lambda _: None):
+    artifacts = _artifacts(root)
+    with _lock(artifacts, lambda _: None):
         for base in selected:
             _refuse_if_mounted(base)
-        for base in selected:
-            base.path.rename(base.path.with_name(f"{_REMOVING}{base.id}"))
-        _remove_leftovers(root)
+        artifacts.remove(base.path for base in selected)
     return selected
 
 
@@ -356,10 +347,15 @@ def refuse_unsupported_program(base: Base, program: Path, name: str = "") -> Non
         )
 
 
-def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress: Progress) -> Base:
-    work = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root / "bases"))
-    rootfs, prefix = work / "rootfs", work / "prefix"
-    try:
+def _build(
+    artifacts: ArtifactDirectory,
+    recipe: str,
+    mirrors: Mirrors,
+    with_32bit: bool,
+    progress: Progress,
+) -> Base:
+    with artifacts.building() as work:
+        rootfs, prefix = work / "rootfs", work / "prefix"
         (prefix / "drive_c").mkdir(parents=True)
         progress(PACKAGES)
         packages = unpack_packages(rootfs, mirrors, with_32bit=with_32bit)
@@ -388,33 +384,12 @@ def _build(root: Path, recipe: str, mirrors: Mirrors, with_32bit: bool, progress
             "absent": absent,
             "sources": mirrors.sources(with_32bit=with_32bit),
         }
-        return _save(work, record)
-    except BaseException:
-        _remove_tree(work)
-        raise
-
-
-def _save(work: Path, record: Mapping[str, Any]) -> Base:
-    """Rename a finished build to its id; an existing base with that id is equivalent."""
-    identity = {"recipe": record["recipe"], "packages": record["packages"]}
-    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    work.chmod(0o755)
-    _flush(work)
-    final = work.with_name(name)
-    if final.exists():
-        _remove_tree(work)
-    else:
-        work.rename(final)
+        (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        final = artifacts.save(work, artifact_id({"recipe": recipe, "packages": packages}))
     base = _read(final)
     if base is None:
         raise BaseBuildFailed(f"The base {final} cannot be read.", "Remove it and build it again.")
     return base
-
-
-def _flush(path: Path) -> None:
-    """Sync the filesystem, so that a renamed base is complete even after a power failure."""
-    subprocess.run(["sync", "--file-system", str(path)], check=False)  # noqa: S603, S607
 
 
 def _read(path: Path) -> Base | None:
@@ -435,11 +410,8 @@ def _read(path: Path) -> Base | None:
         return None
 
 
-def _remove_leftovers(root: Path) -> None:
-    """Remove directories of crashed builds and removals. The caller holds the lock."""
-    for entry in (root / "bases").iterdir():
-        if entry.name.startswith((_BUILDING, _REMOVING)):
-            _remove_tree(entry)
+def _artifacts(root: Path) -> ArtifactDirectory:
+    return ArtifactDirectory(root / "bases", discard=_remove_tree)
 
 
 def _remove_tree(path: Path) -> None:
@@ -448,24 +420,15 @@ def _remove_tree(path: Path) -> None:
     remove_tree(path)
 
 
-@contextmanager
-def _locked(root: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock for builds and removals; the kernel releases it with the process."""
-    folder = root / "bases"
+def _lock(artifacts: ArtifactDirectory, progress: Progress) -> FileLock:
+    """Take the lock for builds and removals."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock.try_acquire(folder / _LOCK)
-        if lock is None:
-            progress(WAIT)
-            lock = FileLock.acquire(folder / _LOCK)
+        return artifacts.lock(on_wait=lambda: progress(WAIT))
     except PermissionError:
         raise PermissionDenied(
-            f"{folder} cannot be written by this user.", "Use sudo, or choose another --root."
+            f"{artifacts.path} cannot be written by this user.",
+            "Use sudo, or choose another --root.",
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ can resume.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import time
@@ -23,7 +22,7 @@ from typing import Self
 from uuid import uuid4
 
 from winpod.errors import Unavailable, WinpodError
-from winpod.files import remove_tree
+from winpod.files import remove_tree, sync_filesystem
 from winpod.images.errors import (
     CorruptContent,
     ImageNotFound,
@@ -293,13 +292,10 @@ class Store:
 
     def sync(self) -> None:
         """Flush the store's filesystem, so that a power failure does not lose content."""
-        file = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(file) != 0:
-                number = ctypes.get_errno()
-                raise store_error(self.root, OSError(number, os.strerror(number)))
-        finally:
-            os.close(file)
+            sync_filesystem(self.root)
+        except OSError as error:
+            raise store_error(self.root, error) from None
 
     def commit_layer(self, unpacked: Path, diff_id: str) -> None:
         """Move an unpacked layer, which a lease must protect, to its final path."""
