@@ -1,7 +1,7 @@
 """Running programs with input, output and a time limit, and finding processes of earlier runs.
 
-stdin, stdout and stderr are memfds, and only the exit of the program is awaited: one event instead
-of five with pipes, and a grandchild that keeps a pipe open cannot delay it.
+stdin, stdout and stderr of `run` are memfds, and only the exit of the program is awaited: one event
+instead of five with pipes, and a grandchild that keeps a pipe open cannot delay it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 
 @dataclass(frozen=True)
@@ -24,79 +24,63 @@ class ProcessResult:
     output: bytes
     errors: bytes
 
-
-@dataclass(frozen=True)
-class RunningProcess:
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    errors: IO[bytes]
+    @property
+    def error_text(self) -> str:
+        return self.errors.decode(errors="replace").strip()
 
 
-def start_process(
+async def run(
     command: Sequence[str],
     *,
-    given: bytes,
-    environment: Mapping[str, str],
-    inherited: Sequence[int] = (),
-) -> RunningProcess:
-    """Start a program in its own process group, so that its children can be killed with it."""
-    output, errors = _memfd(), _memfd()
-    with _memfd() as input_:
-        input_.write(given)
-        input_.seek(0)
-        process = subprocess.Popen(  # noqa: S603 - a CNI plugin or an own tool
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    is_interactive: bool = False,
+    show_errors: bool = False,
+) -> ProcessResult:
+    """Run a program. Kill it with its children if cancelled, as by `asyncio.timeout`.
+
+    An interactive program stays in the process group, so that it can prompt on the terminal; its
+    children are not killed. With `show_errors`, stderr is not captured. Raises OSError if the
+    program cannot be started.
+    """
+    with _memfd(stdin) as input_, _memfd() as output, _memfd() as errors:
+        process = subprocess.Popen(  # noqa: ASYNC220, S603 - returns once it is started
             command,
             stdin=input_,
             stdout=output,
-            stderr=errors,
-            env=environment,
-            process_group=0,
-            pass_fds=inherited,
+            stderr=None if show_errors else errors,
+            env=env,
+            process_group=None if is_interactive else 0,
+            pass_fds=pass_fds,
         )
-    return RunningProcess(process, output, errors)
-
-
-async def wait_process(running: RunningProcess, time_limit: float) -> ProcessResult:
-    """Wait for the program. On timeout or cancellation kill its process group.
-
-    Raises TimeoutError.
-    """
-    process = running.process
-    with running.output, running.errors:
         try:
-            async with asyncio.timeout(time_limit):
-                await _wait_exit(process.pid)
+            await wait_process_exit(process.pid)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                (os.kill if is_interactive else os.killpg)(process.pid, signal.SIGKILL)
             raise
         finally:
             code = process.wait()
-        return ProcessResult(code, _content(running.output), _content(running.errors))
+        return ProcessResult(code, _content(output), _content(errors))
 
 
-async def _wait_exit(pid: int) -> None:
-    loop = asyncio.get_running_loop()
-    exited = asyncio.Event()
-    descriptor = os.pidfd_open(pid)
-    try:
-        loop.add_reader(descriptor, exited.set)
-        await exited.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+def run_blocking(command: Sequence[str]) -> ProcessResult:
+    """Run a program from a thread or a command. Raises OSError if it cannot be started."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603
+    return ProcessResult(done.returncode, done.stdout, done.stderr)
 
 
-def _memfd() -> IO[bytes]:
-    return os.fdopen(os.memfd_create("winpod", os.MFD_CLOEXEC), "r+b", buffering=0)
+def _memfd(content: bytes = b"") -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("winpod", os.MFD_CLOEXEC), "r+b", buffering=0)
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _content(file: IO[bytes]) -> bytes:
     file.seek(0)
     return file.read()
-
-
-_T = TypeVar("_T")
 
 
 def read_pid(file: Path) -> int | None:

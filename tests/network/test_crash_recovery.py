@@ -14,13 +14,18 @@ from typing import Any
 
 import pytest
 
+import winpod.files
 import winpod.network
 import winpod.subprocesses
 from tests.support.network_machine import NOTHING, Machine, ping, run
 from winpod.network.attachments import PortMapping
 from winpod.network.sandbox_network import CniSandboxNetwork
 
-_CODE = (str(Path(winpod.network.__file__).parent), winpod.subprocesses.__file__)
+_CODE = (
+    str(Path(winpod.network.__file__).parent),
+    winpod.files.__file__,
+    winpod.subprocesses.__file__,
+)
 _PURE = ("attachments.py", "cni_config.py")  # they change nothing that could be left
 _FORK = multiprocessing.get_context("fork")
 

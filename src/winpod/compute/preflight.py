@@ -28,6 +28,7 @@ from winpod.errors import WinpodError
 from winpod.files import remove_tree
 from winpod.images.base.build_container import find_oci_runtime
 from winpod.images.errors import ToolMissing
+from winpod.subprocesses import run_blocking
 
 OLDEST_KERNEL = (5, 15)
 REACHABLE_ROOTFS = Path("/run/winpod/rootfs")
@@ -298,9 +299,9 @@ def _user_namespace() -> Iterator[int]:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise OSError(done.stderr.strip() or f"{command[0]} exited with {done.returncode}")
+    done = run_blocking(command)
+    if done.code:
+        raise OSError(done.error_text or f"{command[0]} exited with {done.code}")
 
 
 def missing_programs(needed: Mapping[str, str]) -> str:

@@ -8,11 +8,11 @@ without a journal: a container does not survive a power failure of the host.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from winpod.compute.errors import DiskFailed
 from winpod.compute.idmapped_mounts import unmount
+from winpod.subprocesses import run_blocking
 
 DEFAULT_SIZE = 20 << 30
 MIN_SIZE = 8 << 20
@@ -93,8 +93,8 @@ def disk_usage(folder: Path) -> tuple[int, int]:
 
 def _run(*command: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = run_blocking(command)
     except FileNotFoundError:
         raise DiskFailed(f"this host has no {command[0]}") from None
-    if done.returncode:
-        raise DiskFailed(f"{command[0]}: {done.stderr.strip()}")
+    if done.code:
+        raise DiskFailed(f"{command[0]}: {done.error_text}")

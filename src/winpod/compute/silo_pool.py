@@ -31,7 +31,7 @@ from winpod.files import remove_tree
 from winpod.images.base.build_container import OCI_RUNTIMES, find_oci_runtime
 from winpod.images.base.builder import Base, prepare_prefix
 from winpod.images.errors import ToolMissing
-from winpod.subprocesses import read_pid, wait_for_orphans, wait_process_exit
+from winpod.subprocesses import read_pid, run, wait_for_orphans, wait_process_exit
 from winpod.windows.builds import Build
 from winpod.windows.users import ADMINISTRATOR, User
 
@@ -311,12 +311,7 @@ class SiloPool:
             )
             return
         with contextlib.suppress(FileNotFoundError, ToolMissing):  # then nothing was created
-            process = await asyncio.create_subprocess_exec(
-                *self._oci("delete", "--force", silo.id),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            await process.wait()
+            await run(self._oci("delete", "--force", silo.id))
 
     def oci_runtime(self) -> str:
         return find_oci_runtime(self._configured_runtime)

@@ -25,6 +25,7 @@ import yaml
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput, PermissionDenied, Unavailable
 from winpod.field_reader import Field
+from winpod.subprocesses import run
 
 Versions = tuple[tuple[int, int] | None, ...]
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -261,14 +262,14 @@ async def _run_plugin(plugin: Mapping[str, Any]) -> tuple[str, datetime | None]:
     }
     command = [str(plugin["command"]), *map(str, plugin.get("args") or ())]
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), _PLUGIN_TIMEOUT)
-        status = json.loads(output)["status"]
+        async with asyncio.timeout(_PLUGIN_TIMEOUT):
+            done = await run(
+                command,
+                env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(exec_info)},
+                is_interactive=True,
+                show_errors=True,
+            )
+        status = json.loads(done.output)["status"]
         expires = status.get("expirationTimestamp")
         return str(status["token"]), datetime.fromisoformat(expires) if expires else None
     except (OSError, ValueError, KeyError, TimeoutError) as error:

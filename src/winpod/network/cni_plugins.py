@@ -31,7 +31,7 @@ from winpod.network.errors import (
     PluginNotReady,
     PluginTimedOut,
 )
-from winpod.subprocesses import ProcessResult, start_process, wait_process
+from winpod.subprocesses import ProcessResult, run
 
 DEFAULT_TIME_LIMIT = 60.0
 
@@ -182,11 +182,8 @@ class CniPlugins:
     ) -> ProcessResult:
         self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock.acquire(self._lock, shared=True) as lock:
-            inherited = (lock.descriptor,)
-            running = start_process(
-                command, given=given, environment=environment, inherited=inherited
-            )
-        return await wait_process(running, self.time_limit)
+            async with asyncio.timeout(self.time_limit):
+                return await run(command, stdin=given, env=environment, pass_fds=(lock.descriptor,))
 
 
 def runtime_config(plugin: PluginConfiguration, capabilities: Json) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from winpod.artifacts import ArtifactDirectory, artifact_id
 from winpod.compute.errors import HypervisorAssetsFailed
 from winpod.files import remove_tree
 from winpod.images.base.rootfs_builder import choose_mirrors, unpack_packages
+from winpod.subprocesses import run_blocking
 
 PACKAGES = (
     "qemu-system-x86",
@@ -219,6 +219,6 @@ def _number(data: bytes, offset: int) -> int:
 
 
 def run_program(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise HypervisorAssetsFailed(f"{Path(command[3]).name}: {done.stderr.strip()[-500:]}")
+    done = run_blocking(command)
+    if done.code:
+        raise HypervisorAssetsFailed(f"{Path(command[3]).name}: {done.error_text[-500:]}")

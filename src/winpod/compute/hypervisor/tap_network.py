@@ -11,7 +11,6 @@ import fcntl
 import ipaddress
 import os
 import struct
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from winpod.compute.agent.protocol import GuestCommand
 from winpod.compute.errors import MicroVmFailed
 from winpod.compute.hypervisor.guest_client import GuestClient
 from winpod.concurrency import run_in_own_thread
+from winpod.subprocesses import run_blocking
 
 TAP = "tap0"
 _GUEST_INTERFACE = "eth0"
@@ -109,8 +109,8 @@ def _redirect_traffic(interface: str) -> None:
 def _run(*command: str) -> None:
     """Run a command in the thread's network namespace."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = run_blocking(command)
     except FileNotFoundError:
         raise MicroVmFailed(f"this host has no {command[0]} (package iproute2)") from None
-    if done.returncode:
-        raise MicroVmFailed(f"{' '.join(command[:4])}: {done.stderr.strip()}")
+    if done.code:
+        raise MicroVmFailed(f"{' '.join(command[:4])}: {done.error_text}")

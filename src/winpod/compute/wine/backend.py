@@ -63,7 +63,7 @@ from winpod.concurrency import run_to_completion
 from winpod.errors import InvalidInput, WinpodError
 from winpod.files import remove_tree
 from winpod.images.base.builder import Base
-from winpod.subprocesses import read_pid
+from winpod.subprocesses import read_pid, run
 from winpod.windows.isolation import Isolation
 from winpod.windows.paths import named_pipe_name
 
@@ -205,20 +205,14 @@ async def start_pipe_relay(folder: Path) -> None:
     """Start the relay and wait until programs can open the pipes; no-op without pipes."""
     if not (folder / _PIPES_FILE).exists() or not (folder / _PIPES_FILE).stat().st_size:
         return
-    process = await asyncio.create_subprocess_exec(
-        *in_own_cgroup([str(native_program(WPROXY)), "relay", str(folder)]),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = in_own_cgroup([str(native_program(WPROXY)), "relay", str(folder)])
     try:
         async with asyncio.timeout(_RELAY_SECONDS):
-            _, stderr = await process.communicate()
+            done = await run(command)
     except TimeoutError:
-        process.kill()
         raise NamedPipeFailed(f"not created within {_RELAY_SECONDS:.0f} s") from None
-    if process.returncode:
-        raise NamedPipeFailed(stderr.decode(errors="replace").strip())
+    if done.code:
+        raise NamedPipeFailed(done.error_text)
 
 
 _OUT_OF_MEMORY = 137

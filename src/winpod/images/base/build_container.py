@@ -19,6 +19,7 @@ from typing import Any
 
 from winpod.files import remove_tree
 from winpod.images.errors import ToolMissing
+from winpod.subprocesses import run_blocking
 
 MEMORY = 2 << 30
 PROCESSES = 256
@@ -106,7 +107,7 @@ def remove_bundle(bundle: Path, groups: Path = CONTROL_GROUPS) -> None:
             "--force",
             state.name,
         ]
-        subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+        run_blocking(command)
     for parent in (groups, *groups.glob("*/")):
         _remove_group(parent / _container_name(bundle))
     remove_tree(bundle, ignore_errors=True)

@@ -13,7 +13,6 @@ import filecmp
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from winpod.images.base.recipe import (
     ZLIB,
 )
 from winpod.images.errors import BaseBuildFailed, DiskFull, MirrorUnavailable, ToolMissing
+from winpod.subprocesses import run_blocking
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 APT = Path("/etc/apt")
@@ -117,11 +117,9 @@ def unpack_packages(
     if with_32bit:
         command.append(f"--extract-hook={_FETCH_32BIT}")
     command += [SUITE, str(target), *mirrors.sources(with_32bit=with_32bit)]
-    result = subprocess.run(  # noqa: S603
-        with_parent_death_signal(command), stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if result.returncode != 0:
-        raise explain(result.stderr, mirrors)
+    result = run_blocking(with_parent_death_signal(command))
+    if result.code:
+        raise explain(result.error_text, mirrors)
     archives = target / _ARCHIVES
     if with_32bit:
         _unpack_windows_files(archives, target)
@@ -213,13 +211,9 @@ def _unpack_windows_files(archives: Path, target: Path) -> None:
     if package is None:
         raise BaseBuildFailed("Debian's 32-bit Wine was not downloaded.")
     unpacked = archives / "unpacked"
-    result = subprocess.run(  # noqa: S603
-        ["dpkg-deb", "--extract", str(package), str(unpacked)],  # noqa: S607
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode != 0:
-        raise BaseBuildFailed(f"{package.name} cannot be unpacked: {result.stderr.strip()}")
+    result = run_blocking(["dpkg-deb", "--extract", str(package), str(unpacked)])
+    if result.code:
+        raise BaseBuildFailed(f"{package.name} cannot be unpacked: {result.error_text}")
     destination = target / WINE / "i386-windows"
     destination.rmdir()
     (unpacked / "usr/lib/i386-linux-gnu/wine/i386-windows").rename(destination)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import fnmatch
 import json
 import os
@@ -28,6 +27,7 @@ from winpod.files import user_home
 from winpod.images.errors import RegistryAccessDenied, RegistryUnavailable
 from winpod.images.references import DOCKER_HUB
 from winpod.images.registry.hosts import HUB_HOST, RegistryHost
+from winpod.subprocesses import run
 
 HELPER_SECONDS = 30.0
 _HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", HUB_HOST})
@@ -213,36 +213,23 @@ async def _run_helper(helper: str, key: str, config: Path) -> Credential | None:
     if not re.fullmatch(r"[\w.-]+", helper):
         raise InvalidInput(f'{config} has a credential helper with the invalid name "{helper}".')
     try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            "get",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        async with asyncio.timeout(HELPER_SECONDS):
+            done = await run([program, "get"], stdin=key.encode(), is_interactive=True)
+    except TimeoutError:
+        raise InvalidInput(
+            f"The credential helper {program} did not answer within {HELPER_SECONDS:.0f} s."
+        ) from None
     except OSError as error:
         raise InvalidInput(
             f"The credential helper {program} of {config} cannot be run: {error.strerror}.",
             f'Install it, or remove "{helper}" from the file.',
         ) from None
-    try:
-        async with asyncio.timeout(HELPER_SECONDS):
-            output, errors = await process.communicate(key.encode())
-    except TimeoutError:
-        raise InvalidInput(
-            f"The credential helper {program} did not answer within {HELPER_SECONDS:.0f} s."
-        ) from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        message = (output or errors).decode(errors="replace").strip()
+    if done.code:
+        message = (done.output or done.errors).decode(errors="replace").strip()
         if "not found" in message.lower():
             return None
         raise InvalidInput(f"The credential helper {program} failed for {key}: {message}.")
-    answer = _object(output, f"The output of {program}")
+    answer = _object(done.output, f"The output of {program}")
     username, secret = str(answer.get("Username", "")), str(answer.get("Secret", ""))
     if username == "<token>":
         return Credential(identity_token=secret)
