@@ -1,7 +1,8 @@
 from datetime import timedelta
 
 from tests.support.runtime_pods import NOW
-from winpod.concurrency import Backoff, BackoffPolicy, BackoffState, format_backoff
+from winpod.concurrency import Backoff, BackoffPolicy, BackoffState
+from winpod.quantities import format_duration
 
 
 def test_backoff_doubles_to_five_minutes() -> None:
@@ -24,7 +25,7 @@ def test_backoff_is_reset_after_ten_minutes() -> None:
 
 
 def test_backoff_is_formatted_as_kubernetes_does() -> None:
-    shown = [format_backoff(timedelta(seconds=seconds)) for seconds in (10, 80, 300)]
+    shown = [format_duration(timedelta(seconds=seconds)) for seconds in (10, 80, 300)]
     assert shown == ["10s", "1m20s", "5m0s"]
 
 

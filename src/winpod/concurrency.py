@@ -107,12 +107,6 @@ class BackoffPolicy:
         return ended - state.since > 2 * self.maximum
 
 
-def format_backoff(wait: timedelta) -> str:
-    """Format a duration as Kubernetes does: `10s`, `1m20s`, `5m0s`."""
-    minutes, seconds = divmod(round(wait.total_seconds()), 60)
-    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
-
-
 async def supervise(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run `work` forever; log an exception and restart it after a second."""
     while True:

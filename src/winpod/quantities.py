@@ -1,8 +1,11 @@
-"""Parsing and formatting of Kubernetes quantities: `100m`, `1.5Gi`, `2e3`."""
+"""Parsing and formatting of quantities (`100m`, `1.5Gi`, `2e3`) and durations (`1h30m`)."""
 
 import re
+from datetime import timedelta
 from decimal import ROUND_FLOOR, Decimal
 from functools import lru_cache
+
+from winpod.errors import InvalidInput
 
 _UNITS = {
     "n": Decimal("1e-9"),
@@ -24,6 +27,7 @@ _UNITS = {
 }
 _MAX_VALUE = Decimal(2**63 - 1)
 _MAX_LENGTH = 1000
+_DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d+)?)s)?", re.ASCII)
 _QUANTITY = re.compile(
     r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)",
     re.ASCII,
@@ -56,3 +60,22 @@ def format_quantity(resource: str, amount: Decimal, *, rounding: str = ROUND_FLO
             if abs(scaled) >= 100 or (abs(scaled) >= 1 and tenths == scaled):
                 return f"{tenths.normalize():f}{unit}"
     return f"{amount.normalize():f}"
+
+
+def format_duration(duration: timedelta) -> str:
+    """Format a duration as Go does: `5m0s`, `1h30m0s`, `45s`."""
+    minutes, seconds = divmod(round(duration.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    prefix = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{prefix}{seconds}s"
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse `30s`, `5m`, `1h30m`."""
+    match = _DURATION.fullmatch(text)
+    if not match or not text:
+        raise InvalidInput(
+            f'"{text}" is not a valid duration.', "Write for example 30s, 5m or 1h30m."
+        )
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return timedelta(hours=hours, minutes=minutes, seconds=seconds)

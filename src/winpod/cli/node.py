@@ -16,7 +16,7 @@ import typer
 from winpod.cli.options import Root
 from winpod.config import read_config
 from winpod.errors import InvalidInput
-from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_duration, parse_thresholds
+from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
 from winpod.kubelet.node.multi_node import run_nodes
 from winpod.kubelet.node.node_options import (
     NodeOptions,
@@ -30,6 +30,7 @@ from winpod.kubelet.node.node_setup import ClusterConnection, NodeSetup, ServerO
 from winpod.kubelet.node.node_status import WINDOWS_TAINT
 from winpod.kubelet.node_config import Capacity, ReservedCapacity
 from winpod.placement.model import Taint
+from winpod.quantities import parse_duration
 from winpod.windows.builds import parse_build
 
 _log = logging.getLogger("winpod")

@@ -20,13 +20,12 @@ from winpod.kubelet.eviction.ranking import (
 from winpod.kubelet.eviction.thresholds import (
     EvictionThresholds,
     ThresholdValue,
-    format_duration,
     format_thresholds,
-    parse_duration,
     parse_thresholds,
 )
 from winpod.kubelet.images.image_gc import ImageRecord, bytes_to_free, select_images
 from winpod.kubelet.stats import DiskSpace
+from winpod.quantities import format_duration, parse_duration
 
 GIB, MIB = 1 << 30, 1 << 20
 YOUNG = timedelta(minutes=2)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +27,7 @@ from winpod.clock import utc_now
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput, NotFound
 from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
-
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
+from winpod.quantities import parse_duration
 
 
 def command(
@@ -113,11 +111,9 @@ def _parse_tail(text: str) -> int | None:
 
 def parse_since(text: str, now: datetime) -> str:
     """Convert a duration (`10m`, `1h30m`) or a timestamp to a CRI log timestamp."""
-    match = _DURATION.fullmatch(text)
-    if match and any(match.groups()):
-        hours, minutes, seconds = (float(group or 0) for group in match.groups())
-        moment = now - timedelta(hours=hours, minutes=minutes, seconds=seconds)
-    else:
+    try:
+        moment = now - parse_duration(text)
+    except (InvalidInput, OverflowError):
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:

@@ -1,10 +1,9 @@
-"""Eviction thresholds and durations in the syntax of the kubelet's flags:
+"""Eviction thresholds in the syntax of the kubelet's flags:
 `memory.available<500Mi,nodefs.available<10%,imagefs.available<15%`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -12,7 +11,6 @@ from decimal import Decimal
 from winpod.errors import InvalidInput
 from winpod.quantities import parse_quantity
 
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _SIGNALS = {
     "memory.available": "memory",
     "nodefs.available": "node_disk",
@@ -81,22 +79,3 @@ def _parse_value(text: str) -> ThresholdValue:
 def format_thresholds(thresholds: EvictionThresholds) -> dict[str, str]:
     """Return the thresholds by signal, as in a KubeletConfiguration."""
     return {signal: str(getattr(thresholds, name)) for signal, name in _SIGNALS.items()}
-
-
-def format_duration(duration: timedelta) -> str:
-    """Format a duration as Go does: `5m0s`, `1h30m0s`, `45s`."""
-    minutes, seconds = divmod(int(duration.total_seconds()), 60)
-    hours, minutes = divmod(minutes, 60)
-    prefix = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
-    return f"{prefix}{seconds}s"
-
-
-def parse_duration(text: str) -> timedelta:
-    """Parse `30s`, `5m`, `1h30m`."""
-    match = _DURATION.fullmatch(text)
-    if not match or not text:
-        raise InvalidInput(
-            f'"{text}" is not a valid duration.', "Write for example 30s, 5m or 1h30m."
-        )
-    hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return timedelta(hours=hours, minutes=minutes, seconds=seconds)

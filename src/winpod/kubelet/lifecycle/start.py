@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from lightkube.models import core_v1 as v1
 
-from winpod.concurrency import BackoffState, format_backoff
+from winpod.concurrency import BackoffState
 from winpod.cri.handler_status import SANDBOX_INFO, reported_accelerator
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
@@ -32,6 +32,7 @@ from winpod.kubelet.status.phase import StatusReason
 from winpod.kubelet.volumes.manager import MountedVolumes
 from winpod.kubelet.volumes.projected import VolumeMountFailed
 from winpod.labels import ACCELERATOR_ANNOTATION
+from winpod.quantities import format_duration
 from winpod.windows.handlers import PROCESS_HANDLER
 
 
@@ -279,7 +280,7 @@ class ContainerStarter:
             return 0
         about = f"restarting failed container={container.name} pod={format_pod(pod)}"
         crash_loop = StatusReason(
-            "CrashLoopBackOff", f"back-off {format_backoff(state.wait)} {about}"
+            "CrashLoopBackOff", f"back-off {format_duration(state.wait)} {about}"
         )
         if self.waiting.get(container.name) != crash_loop:
             self.waiting[container.name] = crash_loop

@@ -10,12 +10,13 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.k8s.pods import metadata_of, with_fields
-from winpod.kubelet.eviction.thresholds import format_duration, format_thresholds
+from winpod.kubelet.eviction.thresholds import format_thresholds
 from winpod.kubelet.kubelet import PodEntry
 from winpod.kubelet.logs.rotation import MAX_BYTES, MAX_FILES
 from winpod.kubelet.node_config import Capacity, NodeConfig
 from winpod.kubelet.server.context import CONTAINER, ServerContext
 from winpod.kubelet.server.stats_summary import StatsSummary
+from winpod.quantities import format_duration
 
 
 class ServerHandlers:
