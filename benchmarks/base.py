@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from winpod.files import tree_usage
 from winpod.images.base.build_container import ENVIRONMENT, build_container_spec
 from winpod.images.base.builder import Base, BuildStep, build_base, prepare_prefix
-from winpod.images.base.rootfs_builder import disk_usage
 from winpod.windows.builds import parse_build
 
 BUILDS = ("10.0.17763.805", "10.0.20348.2113", "10.0.26100.1742")
@@ -40,7 +40,7 @@ class Watch:
 
     def __call__(self, step: BuildStep) -> None:
         now = time.perf_counter()
-        size = sum(disk_usage(path) for path in self.root.glob("bases/.building-*"))
+        size = sum(tree_usage(path).bytes for path in self.root.glob("bases/.building-*"))
         self.steps.append((step.name, now - self.began - self.paused, size))
         self.paused += time.perf_counter() - now
 

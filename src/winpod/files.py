@@ -12,8 +12,10 @@ import fcntl
 import itertools
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -171,6 +173,33 @@ def write_atomic(file: Path, content: bytes) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     new.replace(file)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeUsage:
+    bytes: int
+    inodes: int
+
+
+def tree_usage(*trees: Path, ignore_errors: bool = False) -> TreeUsage:
+    """Return the disk usage. Each inode counts once, and symlinks are not followed."""
+    blocks: dict[tuple[int, int], int] = {}
+    pending = [os.fspath(tree) for tree in trees]
+    while pending:
+        path = pending.pop()
+        try:
+            status = os.lstat(path)
+            inode = (status.st_dev, status.st_ino)
+            if inode in blocks:
+                continue
+            blocks[inode] = status.st_blocks
+            if stat.S_ISDIR(status.st_mode):
+                with os.scandir(path) as entries:
+                    pending += [entry.path for entry in entries]
+        except OSError:
+            if not ignore_errors:
+                raise
+    return TreeUsage(sum(blocks.values()) * 512, len(blocks))
 
 
 def sync_filesystem(directory: Path) -> None:

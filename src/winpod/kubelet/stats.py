@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winpod.files import tree_usage
 from winpod.kubelet.node_config import NodeConfig
 
 _CACHE_SECONDS = 60.0
-_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +79,9 @@ class DiskUsageCache:
 
 
 def measure_directory(folder: Path) -> DiskUsage:
-    """Measure a directory tree. Hard links count once; symbolic links are not followed."""
-    size, counted = 0, set()
-    waiting = [str(folder)]
-    while waiting:
-        path = waiting.pop()
-        try:
-            status = os.lstat(path)
-            if (status.st_dev, status.st_ino) in counted:
-                continue
-            counted.add((status.st_dev, status.st_ino))
-            size += status.st_blocks * _BLOCK
-            if stat.S_ISDIR(status.st_mode):
-                waiting += [entry.path for entry in os.scandir(path)]
-        except OSError:
-            continue
-    return DiskUsage(time.time_ns(), size, len(counted))
+    """Measure a directory tree, whose files may be removed meanwhile."""
+    usage = tree_usage(folder, ignore_errors=True)
+    return DiskUsage(time.time_ns(), usage.bytes, usage.inodes)
 
 
 _SECOND = 1_000_000_000

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.windows_files import program
 from winpod.errors import NotFound, PermissionDenied
+from winpod.files import tree_usage
 from winpod.images.base import build_container, builder, rootfs_builder
 from winpod.images.base import builder as bases
 from winpod.images.base.build_container import (
@@ -250,11 +251,11 @@ def test_windows_files_are_stripped_and_hard_linked(tmp_path: Path) -> None:
     other = write(prefix / "drive_c/app/kernel32.dll", "another")
     copy.write_bytes(own.read_bytes())
     assert b".debug" not in own.read_bytes()
-    before = rootfs_builder.disk_usage(rootfs, prefix)
+    before = tree_usage(rootfs, prefix).bytes
     rootfs_builder.share_windows_files(rootfs, prefix / "drive_c")
     assert own.samefile(copy)
     assert other.read_text() == "another"
-    assert rootfs_builder.disk_usage(rootfs, prefix) < before
+    assert tree_usage(rootfs, prefix).bytes < before
 
 
 def test_prefix_is_finalized(tmp_path: Path) -> None:
@@ -343,7 +344,7 @@ def test_build_creates_a_complete_base(tmp_path: Path, parts: dict[str, int]) ->
     assert latest_base(tmp_path) == built
     assert built.is_current
     assert built.wine == "10.0"
-    assert built.size == rootfs_builder.disk_usage(built.rootfs, built.prefix)
+    assert built.size == tree_usage(built.rootfs, built.prefix).bytes
     assert build_base(tmp_path) == built
     assert parts["builds"] == 1
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from winpod.artifacts import ArtifactDirectory, artifact_id
 from winpod.clock import utc_now
 from winpod.errors import NotFound, PermissionDenied
-from winpod.files import FileLock, remove_tree
+from winpod.files import FileLock, remove_tree, tree_usage
 from winpod.images import pe
 from winpod.images.base import rootfs_builder
 from winpod.images.base.build_container import (
@@ -379,7 +379,7 @@ def _build(
             "built": utc_now().isoformat(timespec="seconds"),
             "recipe": recipe,
             "with32Bit": with_32bit,
-            "size": rootfs_builder.disk_usage(rootfs, prefix),
+            "size": tree_usage(rootfs, prefix).bytes,
             "packages": packages,
             "absent": absent,
             "sources": mirrors.sources(with_32bit=with_32bit),

@@ -312,16 +312,6 @@ def share_windows_files(rootfs: Path, drive_c: Path) -> None:
                 break
 
 
-def disk_usage(*folders: Path) -> int:
-    """Return the bytes used on disk, counting each inode once."""
-    seen: dict[tuple[int, int], int] = {}
-    for folder in folders:
-        for path in (folder, *folder.rglob("*")):
-            status = path.lstat()
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
-
-
 def _needed_libraries(rootfs: Path, prefix: Path, workspace: Path) -> set[Path]:
     """Return the libraries that kept files need, including the symlinks to them."""
     programs = ["/usr/lib/wine/wine64", "/usr/lib/wine/wineserver64", f"/{SHELL}"]

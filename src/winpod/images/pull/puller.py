@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from winpod.concurrency import gather_or_cancel, run_to_completion
 from winpod.config import BaseLayerPolicy, ImageSettings
-from winpod.files import FileLock, remove_tree
+from winpod.files import FileLock, TreeUsage, remove_tree, tree_usage
 from winpod.images.base.builder import latest_base
 from winpod.images.errors import (
     CorruptContent,
@@ -59,12 +59,10 @@ from winpod.images.references import Reference, parse_reference
 from winpod.images.registry.auth import CredentialSource
 from winpod.images.store.records import (
     ImageVariant,
-    LayerSize,
     Lease,
     NewImage,
     StoredImage,
     StoredLayer,
-    measure_tree,
 )
 from winpod.images.store.store import BLOB, DOCUMENT, LAYER, Store
 from winpod.placement.model import PlatformConstraint
@@ -89,7 +87,7 @@ class LayerFetcher:
     def __init__(
         self, context: PullContext, source: ImageSource, lease: Lease, progress: Progress
     ) -> None:
-        self.sizes: dict[str, LayerSize] = {}
+        self.sizes: dict[str, TreeUsage] = {}
         self._context = context
         self._store = context.store
         self._source = source
@@ -451,7 +449,7 @@ class _Pull:
         for diff_id in self._store.layers_without_size(kept):
             if diff_id not in sizes:
                 path = self._store.layer_path(diff_id)
-                sizes[diff_id] = await asyncio.to_thread(measure_tree, path)
+                sizes[diff_id] = await asyncio.to_thread(tree_usage, path)
         if self._settings.sync:
             await run_to_completion(asyncio.to_thread(self._store.sync))
         variant = ImageVariant(

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from winpod.concurrency import run_to_completion
 from winpod.errors import WinpodError
+from winpod.files import TreeUsage
 from winpod.images.pull.unpack_worker import UnpackJob
-from winpod.images.store.records import LayerSize
 
 _COMMAND = (sys.executable, "-P", "-m", "winpod.images.pull.unpack_worker")
 _MAX_ANSWER_SIZE = 1 << 20
@@ -91,14 +91,14 @@ class UnpackPool:
         with contextlib.suppress(WinpodError):  # unpack() starts one itself and raises
             self._idle.append(await self._start())
 
-    async def unpack(self, job: UnpackJob, position: DownloadPosition) -> tuple[str, LayerSize]:
+    async def unpack(self, job: UnpackJob, position: DownloadPosition) -> tuple[str, TreeUsage]:
         """Unpack a layer while it arrives; return its diff id and disk usage."""
         await position.wait_beyond(0)
         async with self._slots, self._worker() as worker:
             answer = await _send_job(worker, job, position)
             if "error" in answer:
                 raise _error(answer)
-            return str(answer["diff_id"]), LayerSize(answer["bytes"], answer["inodes"])
+            return str(answer["diff_id"]), TreeUsage(answer["bytes"], answer["inodes"])
 
     @asynccontextmanager
     async def _worker(self) -> AsyncIterator[_Worker]:

@@ -20,9 +20,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from winpod.errors import WinpodError
+from winpod.files import tree_usage
 from winpod.images.errors import CorruptContent
 from winpod.images.layers import NameMap, unpack_layer
-from winpod.images.store.records import measure_tree
 
 _CHUNK = 1 << 20
 ABANDONED = 3
@@ -82,7 +82,7 @@ def _unpack(job: UnpackJob, lines: SimpleQueue[str]) -> dict[str, Any]:
         for _ in chunks:  # read to the end: a digest mismatch explains the error better
             pass
         raise
-    return {"diff_id": layer.diff_id, **asdict(measure_tree(target))}
+    return {"diff_id": layer.diff_id, **asdict(tree_usage(target))}
 
 
 def _chunks(job: UnpackJob, lines: SimpleQueue[str]) -> Iterator[bytes]:

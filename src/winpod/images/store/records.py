@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,24 +74,3 @@ class Lease:
 
     id: str
     directory: Path
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSize:
-    bytes: int
-    inodes: int
-
-
-def measure_tree(directory: Path) -> LayerSize:
-    """Return the disk usage of a tree, counting each inode once."""
-    status = directory.lstat()
-    blocks = {status.st_ino: status.st_blocks}
-    pending = [os.fspath(directory)]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                blocks[status.st_ino] = status.st_blocks
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return LayerSize(sum(blocks.values()) * 512, len(blocks))

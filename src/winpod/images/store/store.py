@@ -22,7 +22,7 @@ from typing import Self
 from uuid import uuid4
 
 from winpod.errors import Unavailable, WinpodError
-from winpod.files import remove_tree, sync_filesystem
+from winpod.files import TreeUsage, remove_tree, sync_filesystem
 from winpod.images.errors import (
     CorruptContent,
     ImageNotFound,
@@ -43,7 +43,6 @@ from winpod.images.store.gc import (
 from winpod.images.store.records import (
     FilesystemUsage,
     ImageVariant,
-    LayerSize,
     Lease,
     NewImage,
     StoredImage,
@@ -306,7 +305,7 @@ class Store:
                 raise store_error(self.root, error) from None
             remove_tree(unpacked)  # another blob with the same layer was committed first
 
-    def commit(self, lease: Lease, image: NewImage, sizes: dict[str, LayerSize]) -> StoredImage:
+    def commit(self, lease: Lease, image: NewImage, sizes: dict[str, TreeUsage]) -> StoredImage:
         """Record an image under its names, and delete the leases of its pull."""
         with self._database.write_transaction(durable=True):
             self._refuse_incomplete(image)
@@ -359,7 +358,7 @@ class Store:
                 "Something other than winpod removed it; pull the image again.",
             )
 
-    def _write_manifest(self, image: NewImage, sizes: dict[str, LayerSize]) -> None:
+    def _write_manifest(self, image: NewImage, sizes: dict[str, TreeUsage]) -> None:
         self._database.executemany(
             "INSERT OR REPLACE INTO layers (diff_id, bytes, inodes) VALUES (?, ?, ?)",
             [(diff_id, size.bytes, size.inodes) for diff_id, size in sizes.items()],
