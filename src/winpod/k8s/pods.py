@@ -12,7 +12,6 @@ from lightkube.models.meta_v1 import ObjectMeta
 from winpod.errors import WinpodError
 from winpod.quantities import parse_quantity
 
-TERMINAL_PHASES = ("Succeeded", "Failed")
 DEFAULT_GRACE = 30
 RESTARTING_ALL = "RestartingAllContainers"
 """Reason of containers that were removed because another container's exit restarts the pod."""

@@ -19,7 +19,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import Unavailable, WinpodError
-from winpod.k8s.pods import TERMINAL_PHASES, format_pod, grace_seconds, is_deleted, spec_of, uid_of
+from winpod.k8s.pods import format_pod, grace_seconds, is_deleted, spec_of, uid_of
 from winpod.kubelet.admission.predicates import (
     AllocatedResources,
     allocate_resize,
@@ -56,6 +56,7 @@ from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod
 from winpod.kubelet.status.phase import PodCondition, PodState, StatusReason
 from winpod.kubelet.status.pod_status import generate_status, rejected_status
 from winpod.kubelet.volumes.manager import MountedVolumes
+from winpod.placement.predicates import TERMINAL_PHASES
 
 _log = logging.getLogger(__name__)
 

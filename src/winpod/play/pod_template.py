@@ -16,9 +16,10 @@ from typing import Any, cast
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 
-from winpod.k8s.pods import TERMINAL_PHASES, condition, is_deleted, metadata_of
+from winpod.k8s.pods import condition, is_deleted, metadata_of
 from winpod.labels import OWNER_ANNOTATION
 from winpod.placement.model import NodeSelectorRequirement
+from winpod.placement.predicates import TERMINAL_PHASES
 
 HASH_LABEL = "pod-template-hash"
 REVISION_LABEL = "controller-revision-hash"

@@ -19,6 +19,7 @@ from winpod.k8s.pods import (
     uid_of,
 )
 from winpod.labels import ACCELERATOR_ANNOTATION
+from winpod.placement.predicates import TERMINAL_PHASES
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of
 from winpod.play.apiserver.pods import Binding, images_of
 from winpod.play.control_plane import ControlPlane
@@ -40,7 +41,7 @@ def pod_state(pod: v1.Pod) -> str:
             state = _container_reason(container.state) or state
     if state == "Completed" and any(c.ready for c in status.containerStatuses or ()):
         state = "Running"
-    if is_deleted(pod) and status.phase not in ("Succeeded", "Failed"):
+    if is_deleted(pod) and status.phase not in TERMINAL_PHASES:
         state = "Terminating"
     return state
 

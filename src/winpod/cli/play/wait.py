@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from winpod.placement.predicates import TERMINAL_PHASES
 from winpod.play.apiserver.objects import ObjectKey
 from winpod.play.client import PlayClient
 
@@ -87,7 +88,7 @@ def _is_pod_stuck(pod: dict[str, Any]) -> bool:
 def _is_done(pod: dict[str, Any]) -> bool:
     if pod["state"] == "Terminating":
         return False
-    return pod["isReady"] or pod["phase"] in ("Succeeded", "Failed") or _is_pod_stuck(pod)
+    return pod["isReady"] or pod["phase"] in TERMINAL_PHASES or _is_pod_stuck(pod)
 
 
 class _ProgressLine:

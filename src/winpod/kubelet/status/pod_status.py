@@ -17,7 +17,6 @@ from lightkube.models import core_v1 as v1
 from winpod.clock import truncate_to_seconds
 from winpod.errors import InvalidInput
 from winpod.k8s.pods import (
-    TERMINAL_PHASES,
     ephemeral_containers,
     init_containers,
     metadata_of,
@@ -44,6 +43,7 @@ from winpod.kubelet.status.phase import (
 )
 from winpod.kubelet.status.restart_all import is_restarting_all, restarting_condition
 from winpod.placement import model
+from winpod.placement.predicates import TERMINAL_PHASES
 
 _Kind = Literal["requests", "limits"]
 _RESIZED = ("cpu", "memory")

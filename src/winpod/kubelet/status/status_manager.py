@@ -22,11 +22,12 @@ from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, EventRecorder, ObjectReference
-from winpod.k8s.pods import TERMINAL_PHASES, field_path, format_pod, is_deleted, metadata_of, uid_of
+from winpod.k8s.pods import field_path, format_pod, is_deleted, metadata_of, uid_of
 from winpod.kubelet.interfaces import EventType
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.static_pods import is_static
 from winpod.kubelet.status.patch import status_patch, with_foreign_conditions
+from winpod.placement.predicates import TERMINAL_PHASES
 
 _WORKERS = 8
 _FIRST_WAIT, _MAX_WAIT = 0.5, 15.0
