@@ -1,4 +1,4 @@
-"""Concurrency helpers: keyed locks, backoff, supervised and uncancellable tasks, own threads."""
+"""Keyed locks, expiring caches, backoff, supervised and uncancellable tasks, own threads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+_K = TypeVar("_K", bound=Hashable)
 _T = TypeVar("_T")
 
 
@@ -47,6 +49,32 @@ class KeyedLock(Generic[_T]):
 
     def lock(self, key: str) -> _T:
         return self._locks.setdefault(key, self._factory())
+
+
+class TtlCache(Generic[_K, _T]):
+    """Cache whose entries expire individually. It is emptied when it is full."""
+
+    _MAX_ENTRIES = 4096
+
+    def __init__(self) -> None:
+        self._entries: dict[_K, tuple[_T, float]] = {}
+
+    def __contains__(self, key: _K) -> bool:
+        return key in self._entries and self._entries[key][1] > time.monotonic()
+
+    def __getitem__(self, key: _K) -> _T:
+        return self._entries[key][0]
+
+    def put(self, key: _K, value: _T, seconds: float) -> None:
+        if len(self._entries) >= self._MAX_ENTRIES:
+            self.remove_expired()
+        if len(self._entries) >= self._MAX_ENTRIES:
+            self._entries.clear()
+        self._entries[key] = (value, time.monotonic() + seconds)
+
+    def remove_expired(self) -> None:
+        now = time.monotonic()
+        self._entries = {key: entry for key, entry in self._entries.items() if entry[1] > now}
 
 
 def exponential_delay(attempt: int, initial: float, maximum: float) -> float:

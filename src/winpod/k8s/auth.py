@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from aiohttp import hdrs, web
 from lightkube.models import authentication_v1, authorization_v1
 
+from winpod.concurrency import TtlCache
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
 
@@ -94,8 +94,8 @@ class AccessReviewer:
 
     def __init__(self, server: ApiClient) -> None:
         self._server = server
-        self._users: _TtlCache[UserInfo | None] = _TtlCache()
-        self._allowed: _TtlCache[bool] = _TtlCache()
+        self._users: TtlCache[Hashable, UserInfo | None] = TtlCache()
+        self._allowed: TtlCache[Hashable, bool] = TtlCache()
 
     async def user(self, request: web.Request) -> UserInfo | None:
         """Return the authenticated user, or None."""
@@ -197,29 +197,3 @@ def _user_of_review(user: authentication_v1.UserInfo | None) -> UserInfo | None:
         user.uid or "",
         tuple((name, tuple(values)) for name, values in extra.items()),
     )
-
-
-_Value = TypeVar("_Value")
-
-
-class _TtlCache(Generic[_Value]):
-    """Cache whose entries expire individually."""
-
-    _MAX_ENTRIES = 4096
-
-    def __init__(self) -> None:
-        self._entries: dict[Hashable, tuple[_Value, float]] = {}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries and self._entries[key][1] > time.monotonic()
-
-    def __getitem__(self, key: Hashable) -> _Value:
-        return self._entries[key][0]
-
-    def put(self, key: Hashable, value: _Value, seconds: float) -> None:
-        now = time.monotonic()
-        if len(self._entries) >= self._MAX_ENTRIES:
-            self._entries = {k: entry for k, entry in self._entries.items() if entry[1] > now}
-        if len(self._entries) >= self._MAX_ENTRIES:
-            self._entries.clear()
-        self._entries[key] = (value, now + seconds)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winpod.concurrency import TtlCache
 from winpod.files import tree_usage
 from winpod.kubelet.node_config import NodeConfig
 
@@ -63,19 +64,17 @@ def filesystem_of(folder: Path) -> FilesystemStats:
 
 @dataclass(slots=True)
 class DiskUsageCache:
-    _cache: dict[Path, tuple[DiskUsage, float]] = field(default_factory=dict)
+    _cache: TtlCache[Path, DiskUsage] = field(default_factory=TtlCache)
 
     async def read(self, folder: Path) -> DiskUsage:
-        cached = self._cache.get(folder)
-        if cached and cached[1] > time.monotonic():
-            return cached[0]
+        if folder in self._cache:
+            return self._cache[folder]
         usage = await asyncio.to_thread(measure_directory, folder)
-        self._cache[folder] = (usage, time.monotonic() + _CACHE_SECONDS)
+        self._cache.put(folder, usage, _CACHE_SECONDS)
         return usage
 
     def evict_expired(self) -> None:
-        now = time.monotonic()
-        self._cache = {folder: kept for folder, kept in self._cache.items() if kept[1] > now}
+        self._cache.remove_expired()
 
 
 def measure_directory(folder: Path) -> DiskUsage:
