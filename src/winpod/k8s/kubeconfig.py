@@ -12,7 +12,6 @@ import binascii
 import json
 import os
 import ssl
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import yaml
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput, PermissionDenied, Unavailable
 from winpod.field_reader import Field
+from winpod.k8s.tls import load_certificate_chain
 from winpod.subprocesses import run
 
 Versions = tuple[tuple[int, int] | None, ...]
@@ -191,7 +191,7 @@ def _to_config(cluster: Field, user: Field, file: Path) -> RestConfig:
     ssl_context = _ssl_context(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
     chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
     if chain and key:
-        _load_client_certificate(ssl_context, chain, key)
+        load_certificate_chain(ssl_context, chain, key)
     token_file = user.get("tokenFile").text()
     return RestConfig(
         cluster.get("server").required_text().rstrip("/"),
@@ -242,14 +242,6 @@ def _ssl_context(authority: bytes, *, insecure: bool) -> ssl.SSLContext:
         ssl_context.check_hostname = False
         ssl_context.verify_mode = ssl.CERT_NONE
     return ssl_context
-
-
-def _load_client_certificate(ssl_context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
-    """Load a client certificate. OpenSSL reads certificates from files only."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(chain.rstrip() + b"\n" + key)
-        file.flush()
-        ssl_context.load_cert_chain(file.name)
 
 
 async def _run_plugin(plugin: Mapping[str, Any]) -> tuple[str, datetime | None]:

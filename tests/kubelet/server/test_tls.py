@@ -15,7 +15,8 @@ from aiohttp import ClientError, ClientSession, TCPConnector, web
 from tests.e2e.controlplane.certificates import Authority, new_authority
 from winpod.errors import InvalidInput, Unavailable
 from winpod.k8s.auth import user_of_certificate
-from winpod.kubelet.server.tls import TlsFiles, TlsListener, bind_socket
+from winpod.k8s.tls import bind_socket
+from winpod.kubelet.server.tls import TlsFiles, TlsListener
 
 LOOPBACK = "127.0.0.1"
 
@@ -89,7 +90,7 @@ async def served(
     serving = cluster.serving("serving", f"IP:{LOOPBACK}")
     files = TlsFiles(serving.certificate, serving.key, tmp_path / "bundle.pem")
     replace(tmp_path / "bundle.pem", cluster.certificate)
-    listening = TlsListener(runner, files, bind_socket(LOOPBACK, 0))
+    listening = TlsListener(runner, files, bind_socket("The server", LOOPBACK, 0))
     await listening.start()
     yield Served(files, listening.port, cluster)
     listening.close()
@@ -157,9 +158,9 @@ async def test_unusable_certificate_or_port_is_reported(
     served: Served, runner: web.AppRunner, tmp_path: Path
 ) -> None:
     with pytest.raises(Unavailable, match=f"cannot listen on {LOOPBACK} port {served.port}"):
-        bind_socket(LOOPBACK, served.port)
+        bind_socket("The server", LOOPBACK, served.port)
     missing = TlsFiles(tmp_path / "none.pem", tmp_path / "none.pem")
-    listening = TlsListener(runner, missing, bind_socket(LOOPBACK, 0))
+    listening = TlsListener(runner, missing, bind_socket("The server", LOOPBACK, 0))
     with pytest.raises(InvalidInput, match=r"none\.pem"):
         await listening.start()
     listening.close()

@@ -14,13 +14,14 @@ from aiohttp import web
 from winpod.cri.rpc import RemoteError
 from winpod.errors import WinpodError
 from winpod.k8s.auth import RequestAuthorizer
+from winpod.k8s.tls import bind_socket
 from winpod.kubelet.server.container_logs import LogHandlers
 from winpod.kubelet.server.context import ServerContext
 from winpod.kubelet.server.handlers import ServerHandlers
 from winpod.kubelet.server.metrics import FamilySource, MetricsHandlers
 from winpod.kubelet.server.stats_summary import StatsSummary
 from winpod.kubelet.server.streaming import StreamHandlers
-from winpod.kubelet.server.tls import TlsFiles, TlsListener, bind_socket
+from winpod.kubelet.server.tls import TlsFiles, TlsListener
 from winpod.kubelet.stats import NodeUsageReader
 from winpod.kubelet.volumes.usage import VolumeStatsReader
 
@@ -67,7 +68,9 @@ class KubeletServer:
         """Start listening; port 0 selects a free port."""
         await self._runner.setup()
         try:
-            self._listener = TlsListener(self._runner, files, bind_socket(host, port))
+            self._listener = TlsListener(
+                self._runner, files, bind_socket("The kubelet API", host, port)
+            )
             await self._listener.start()
         except WinpodError:
             await self.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from winpod.errors import InvalidInput, Unavailable
+from winpod.errors import InvalidInput
 
 _POLL_SECONDS = 1.0
 Versions = list[tuple[int, int]]
@@ -98,15 +98,3 @@ class TlsListener:
                 _log.warning(
                     "Failed to reload serving certificate %s: %s", self._files.certificate, error
                 )
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket; port 0 selects a free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise Unavailable(
-            f"The kubelet API cannot listen on {host} port {port}: {error.strerror}.",
-            "Free the port, or choose another one.",
-        ) from error

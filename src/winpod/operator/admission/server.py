@@ -11,7 +11,6 @@ import gc
 import logging
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from winpod.concurrency import supervise
-from winpod.errors import InvalidInput, Unavailable, WinpodError
+from winpod.errors import InvalidInput, WinpodError
 from winpod.k8s.client import ApiClient
+from winpod.k8s.tls import bind_socket, load_certificate_chain
 from winpod.operator.admission.certificates import (
     Certificates,
     inject_ca_bundle,
@@ -81,15 +81,7 @@ class WebhookListener:
             self._socket.close()
 
     def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        try:
-            listener = socket.create_server((self._address, self._port), family=family)
-        except OSError as error:
-            raise Unavailable(
-                f"the webhook failed to listen on {self._address}, port {self._port}: "
-                f"{error.strerror}.",
-                "Free the port or choose another.",
-            ) from error
+        listener = bind_socket("The webhook", self._address, self._port)
         port = int(listener.getsockname()[1])
         extra = {"webhook_port": port}
         _log.info("Webhook listening on %s, port %s", self._address, port, extra=extra)
@@ -132,11 +124,7 @@ def _read_ca(file: Path) -> str:
 def serving_context(serving: Certificates, client_ca: str) -> ssl.SSLContext:
     """Build the TLS context; with a client CA, clients need a certificate signed by it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "serving.pem"
-        file.touch(0o600)
-        file.write_bytes(serving.chain + serving.key)
-        context.load_cert_chain(file)
+    load_certificate_chain(context, serving.chain, serving.key)
     if client_ca:
         context.load_verify_locations(cadata=client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
