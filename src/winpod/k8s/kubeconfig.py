@@ -24,6 +24,7 @@ import yaml
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput, PermissionDenied, Unavailable
 from winpod.field_reader import Field
+from winpod.files import write_atomic
 from winpod.k8s.tls import load_certificate_chain
 from winpod.subprocesses import run
 
@@ -165,12 +166,8 @@ def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) 
         "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
         "current-context": "default",
     }
-    new = file.with_name(f".{file.name}.new")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new.touch(0o600)
-        new.write_text(json.dumps(document, indent=2))
-        new.replace(file)
+        write_atomic(file, json.dumps(document, indent=2).encode())
     except OSError as error:
         raise PermissionDenied(
             f"Failed to write the kubeconfig {file}: {error.strerror}.",

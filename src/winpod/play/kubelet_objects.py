@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from lightkube.models import core_v1 as v1
 
+from winpod.files import write_atomic
 from winpod.k8s.pods import metadata_of
 from winpod.placement.model import RuntimeClass
 from winpod.play.apiserver.objects import Document, ObjectKey
@@ -92,10 +92,7 @@ class StoredObjectSource:
 def _signing_key(root: Path) -> bytes:
     path = root / "play/token.key"
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.touch(0o600)
-        temporary.write_bytes(secrets.token_bytes(32))
-        temporary.replace(path)
+        write_atomic(path, secrets.token_bytes(32))
     return path.read_bytes()
 
 
