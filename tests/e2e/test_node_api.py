@@ -36,8 +36,10 @@ from winpod.k8s.kubeconfig import read_kubeconfig
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
 from winpod.kubelet.logs.rotation import LogRotation
+from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node.agent import NodeAgent
 from winpod.kubelet.node.node_status import MachineInfo
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.server.context import ServerContext
 from winpod.kubelet.server.server import KubeletServer
 from winpod.kubelet.server.tls import TlsFiles
@@ -174,7 +176,8 @@ async def node(
             server, client, facts, MachineInfo(), objects, VolumeManager(objects, facts)
         )
         own = KubeletServer(
-            ServerContext(facts, client, agent.kubelet, objects), ApiServerAuthorizer(server, name)
+            ServerContext(facts, agent.kubelet.runtime, agent.kubelet, objects),
+            ApiServerAuthorizer(server, name),
         )
         await own.start(files, LOOPBACK, 0)
         stack.push_async_callback(own.close)
@@ -251,7 +254,9 @@ async def test_a_log_is_followed_while_it_is_rotated(node: ApiNode) -> None:
         for word in ("one", "two", "three"):
             attached.stdin.write(f"{word}\n".encode())
             assert await following.stdout.readline() == f"heard {word}\n".encode()
-            await LogRotation(node.runtime, max_bytes=10).rotate_all()
+            await LogRotation(
+                RuntimeClient(node.runtime, KubeletMetrics()), max_bytes=10
+            ).rotate_all()
         attached.stdin.write(b"exit 0\n")
         assert await following.wait() == 0
     assert "one" not in await node.kubectl("logs", "web")

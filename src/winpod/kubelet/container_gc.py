@@ -30,13 +30,15 @@ def containers_to_remove(runtime_pod: RuntimePod) -> list[RuntimeContainer]:
 async def remove_dead_containers(runtime_pod: RuntimePod, context: KubeletContext) -> None:
     excess = containers_to_remove(runtime_pod)
     for container in excess:
-        await context.call("RemoveContainer", api.RemoveContainerRequest(container_id=container.id))
+        await context.runtime.call(
+            "RemoveContainer", api.RemoveContainerRequest(container_id=container.id)
+        )
         await asyncio.to_thread(_remove_log, container.log_path)
     removed = {container.id for container in excess}
     for sandbox in runtime_pod.sandboxes[1:]:
         if not sandbox.is_ready and not {c.id for c in sandbox.containers} - removed:
             request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
-            await context.call("RemovePodSandbox", request)
+            await context.runtime.call("RemovePodSandbox", request)
 
 
 def _remove_log(path: str) -> None:

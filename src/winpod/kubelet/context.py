@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from google.protobuf.message import Message
 from lightkube.models import core_v1 as v1
 
 from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
-from winpod.cri.rpc import CriClient
 from winpod.kubelet.images.image_manager import ImageManager
 from winpod.kubelet.interfaces import EventType, ObjectSource, StatusReporter
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.pleg import Pleg
 from winpod.kubelet.prober.probe import Prober
-from winpod.kubelet.runtime_client import CALL_TIMEOUT, RuntimeReadiness, call_with_timeout
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.volumes.manager import VolumeManager
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletContext:
-    client: CriClient
+    runtime: RuntimeClient
     node_config: NodeConfig
     objects: ObjectSource
     reporter: StatusReporter
@@ -31,13 +28,9 @@ class KubeletContext:
     image_manager: ImageManager
     prober: Prober
     pleg: Pleg
-    readiness: RuntimeReadiness
     metrics: KubeletMetrics
     clock: Clock = utc_now
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
-
-    async def call(self, name: str, request: Message, seconds: float = CALL_TIMEOUT) -> Any:
-        return await call_with_timeout(self.client, name, request, seconds)
 
     async def record_event(
         self, pod: v1.Pod, kind: EventType, reason: str, message: str, container: str = ""

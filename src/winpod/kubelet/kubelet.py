@@ -36,7 +36,7 @@ from winpod.kubelet.pod_worker import PodWorker, WorkerContext
 from winpod.kubelet.prober.probe import Prober
 from winpod.kubelet.prober.results import ProbeResult
 from winpod.kubelet.prober.worker import ProbeType
-from winpod.kubelet.runtime_client import InstrumentedClient, RuntimeReadiness
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod
 from winpod.kubelet.volumes.manager import VolumeManager
 
@@ -81,24 +81,23 @@ class Kubelet:
     ) -> None:
         self._sync_periods = sync_periods or SyncPeriods()
         self.metrics = metrics or KubeletMetrics()
-        client = InstrumentedClient(client, self.metrics)
-        self._pleg = Pleg(client, self._on_runtime_change)
+        self.runtime = RuntimeClient(client, self.metrics)
+        self._pleg = Pleg(self.runtime, self._on_runtime_change)
         self._context = KubeletContext(
-            client=client,
+            runtime=self.runtime,
             node_config=node_config,
             objects=objects,
             reporter=reporter,
             volumes=volumes,
-            image_manager=ImageManager(client, objects, reporter),
-            prober=Prober(client),
+            image_manager=ImageManager(self.runtime, objects, reporter),
+            prober=Prober(self.runtime),
             pleg=self._pleg,
-            readiness=RuntimeReadiness(client),
             metrics=self.metrics,
             clock=clock,
             backoff=backoff or BackoffPolicy(),
         )
         self._image_gc = ImageGC(self._context)
-        self._log_rotation = LogRotation(client)
+        self._log_rotation = LogRotation(self.runtime)
         self._eviction_manager = EvictionManager(
             self._context, self._image_gc, self._evictable_pods
         )

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 
 from winpod.cri.rpc import function_name
-from winpod.errors import WinpodError
 
 _CALL_BUCKETS = (0.005, 0.0125, 0.03125, 0.078, 0.195, 0.488, 1.22, 3.05, 7.63, 19.1, 47.7, 119.0)
 _POD_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 10, 20, 30, 45, 60, 120, 300, 600)
@@ -66,7 +65,7 @@ class KubeletMetrics:
         started_at = time.perf_counter()
         try:
             yield
-        except WinpodError:
+        except BaseException:  # also of calls that were cancelled or timed out
             self._failures.labels(kind).inc()
             raise
         finally:

@@ -17,10 +17,10 @@ from contextlib import suppress
 import grpc
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.rpc import RemoteError
 from winpod.errors import WinpodError
 from winpod.kubelet.cri_convert import POD_UID_LABEL
-from winpod.kubelet.runtime_client import call_with_timeout
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.runtime_status import (
     RuntimePod,
     RuntimeSandbox,
@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 class Pleg:
-    def __init__(self, client: CriClient, on_change: Callable[[str], None]) -> None:
-        self._client = client
+    def __init__(self, runtime: RuntimeClient, on_change: Callable[[str], None]) -> None:
+        self._runtime = runtime
         self._on_change = on_change
         self._sandboxes: dict[str, dict[str, RuntimeSandbox]] = {}
         self._termination_messages: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Pleg:
 
     async def _listen(self) -> None:
         while True:
-            events = self._client.stream("GetContainerEvents", api.GetEventsRequest())
+            events = self._runtime.stream("GetContainerEvents", api.GetEventsRequest())
             with suppress(WinpodError):
                 async for event in events:
                     self._handle_event(event)
@@ -115,12 +115,8 @@ class Pleg:
 
     async def _list_all(self) -> None:
         listed_at = time.time_ns()
-        sandboxes = await call_with_timeout(
-            self._client, "ListPodSandbox", api.ListPodSandboxRequest()
-        )
-        containers = await call_with_timeout(
-            self._client, "ListContainers", api.ListContainersRequest()
-        )
+        sandboxes = await self._runtime.call("ListPodSandbox", api.ListPodSandboxRequest())
+        containers = await self._runtime.call("ListContainers", api.ListContainersRequest())
         states: dict[str, set[tuple[str, int]]] = {}
         for container in containers.containers:
             states.setdefault(container.pod_sandbox_id, set()).add((container.id, container.state))
@@ -139,7 +135,7 @@ class Pleg:
         """Update one sandbox from the runtime; return whether it still exists."""
         request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
         try:
-            answer = await call_with_timeout(self._client, "PodSandboxStatus", request)
+            answer = await self._runtime.call("PodSandboxStatus", request)
         except RemoteError as error:
             if error.status is not grpc.StatusCode.NOT_FOUND:
                 raise

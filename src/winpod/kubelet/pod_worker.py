@@ -401,7 +401,7 @@ class PodWorker:
                 ),
             )
             try:
-                await self._context.call("UpdateContainerResources", request)
+                await self._context.runtime.call("UpdateContainerResources", request)
             except WinpodError as error:
                 self._set_condition(
                     condition_type, PodCondition(condition_type, True, "Error", str(error))

@@ -1,27 +1,25 @@
-"""Calls to the container runtime: timeouts, metrics, and its readiness condition.
-
-Readiness is checked before a sandbox is created; a positive result is cached for a few seconds.
-"""
+"""The kubelet's client of the container runtime: timeouts, metrics and logs of every call."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient
-from winpod.errors import Unavailable
+from winpod.cri.rpc import CriClient, RemoteError
+from winpod.errors import Unavailable, WinpodError
 from winpod.kubelet.metrics import KubeletMetrics
 
 CALL_TIMEOUT = 120.0
-
-
-_READY_CACHE_SECONDS = 5.0
 NETWORK = "NetworkReady"
+_READY_CACHE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 def unready_conditions(conditions: Iterable[api.RuntimeCondition]) -> Iterator[str]:
@@ -35,50 +33,69 @@ def unready_conditions(conditions: Iterable[api.RuntimeCondition]) -> Iterator[s
             yield f"{component} not ready: {detail}"
 
 
-class RuntimeReadiness:
-    def __init__(self, client: CriClient) -> None:
-        self._client = client
-        self._ready_until = 0.0
-        self._lock = asyncio.Lock()
-
-    async def unavailable_reason(self) -> str:
-        """Return why the pod network is not ready, or "". Concurrent callers share one call."""
-        async with self._lock:
-            if time.monotonic() < self._ready_until:
-                return ""
-            answer = await call_with_timeout(self._client, "Status", api.StatusRequest())
-            network_conditions = (c for c in answer.status.conditions if c.type == NETWORK)
-            reason = next(unready_conditions(network_conditions), "")
-            if not reason:
-                self._ready_until = time.monotonic() + _READY_CACHE_SECONDS
-            return reason
+class RuntimeCallTimeout(Unavailable):
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(f"the runtime did not answer {name} in {seconds:g} s.")
 
 
-class InstrumentedClient(CriClient):
-    """CRI client that records the duration of each call."""
-
+class RuntimeClient:
     def __init__(self, client: CriClient, metrics: KubeletMetrics) -> None:
         self._client = client
         self._metrics = metrics
+        self._network_ready_until = 0.0
+        self._network_lock = asyncio.Lock()
 
-    async def call(self, name: str, request: Message) -> Any:
-        with self._metrics.time_runtime_call(name):
-            return await self._client.call(name, request)
+    async def call(self, name: str, request: Message, seconds: float | None = CALL_TIMEOUT) -> Any:
+        """Call the runtime. `seconds` is None for calls whose duration the caller cannot know.
 
-    async def stream(self, name: str, request: Message) -> AsyncIterator[Any]:
-        async for message in self._client.stream(name, request):
-            yield message
+        Requests are not logged: they contain credentials and environments.
+        """
+        started_at = time.perf_counter()
+        try:
+            with self._metrics.time_runtime_call(name):
+                return await self._call_with_timeout(name, request, seconds)
+        except WinpodError as error:
+            duration = time.perf_counter() - started_at
+            _log.log(_level(error), "%s failed after %.3f s: %s", name, duration, error)
+            raise
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def _call_with_timeout(self, name: str, request: Message, seconds: float | None) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._client.call(name, request)
+        except TimeoutError:
+            if seconds is None:
+                raise
+            raise RuntimeCallTimeout(name, seconds) from None
+
+    def stream(self, name: str, request: Message) -> AsyncIterator[Any]:
+        """Call a streaming method. It has no timeout and is not measured."""
+        return self._client.stream(name, request)
+
+    async def network_unready_reason(self) -> str:
+        """Return why the pod network is not ready, or "".
+
+        Concurrent callers share one call, and a ready network is cached for a few seconds.
+        """
+        async with self._network_lock:
+            if time.monotonic() < self._network_ready_until:
+                return ""
+            answer = await self.call("Status", api.StatusRequest())
+            network_conditions = (c for c in answer.status.conditions if c.type == NETWORK)
+            reason = next(unready_conditions(network_conditions), "")
+            if not reason:
+                self._network_ready_until = time.monotonic() + _READY_CACHE_SECONDS
+            return reason
 
 
-async def call_with_timeout(
-    client: CriClient, name: str, request: Message, seconds: float = CALL_TIMEOUT
-) -> Any:
-    """Call the runtime; a call that times out raises `Unavailable`."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await client.call(name, request)
-    except TimeoutError:
-        raise Unavailable(f"the runtime did not answer {name} in {seconds:g} s.") from None
+def _level(error: WinpodError) -> int:
+    """Return the log level of a failed call.
+
+    What does not exist is an expected answer, and an unreachable runtime fails every call until the
+    PLEG, which logs it once, reaches it again.
+    """
+    if isinstance(error, RuntimeCallTimeout):
+        return logging.WARNING
+    if isinstance(error, RemoteError) and error.status is not grpc.StatusCode.NOT_FOUND:
+        return logging.INFO
+    return logging.DEBUG

@@ -13,6 +13,8 @@ from tests.support.small_node import pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError
 from winpod.kubelet.logs.rotation import LogRotation, RotationPlan, plan_rotation
+from winpod.kubelet.metrics import KubeletMetrics
+from winpod.kubelet.runtime_client import RuntimeClient
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -68,7 +70,9 @@ async def test_long_log_is_rotated_and_older_ones_compressed(
     del container
     logs = tmp_path / "logs"
     write(logs / "0.log.20260131-100000", "older\n")
-    rotation = LogRotation(client, max_bytes=10, max_files=3, clock=lambda: NOON)
+    rotation = LogRotation(
+        RuntimeClient(client, KubeletMetrics()), max_bytes=10, max_files=3, clock=lambda: NOON
+    )
     await rotation.rotate_all()
     assert names(logs) == ["0.log", "0.log.20260131-100000.gz", "0.log.20260131-120000"]
     assert gzip.decompress(read(logs / "0.log.20260131-100000.gz")) == b"older\n"
@@ -80,7 +84,7 @@ async def test_short_log_is_kept_and_missing_one_reopened(
 ) -> None:
     del container
     log = tmp_path / "logs/0.log"
-    rotation = LogRotation(client, max_bytes=1000)
+    rotation = LogRotation(RuntimeClient(client, KubeletMetrics()), max_bytes=1000)
     await rotation.rotate_all()
     assert names(log.parent) == ["0.log"]
     remove(log)
@@ -91,7 +95,9 @@ async def test_short_log_is_kept_and_missing_one_reopened(
 async def test_log_is_moved_back_if_reopen_fails(
     client: CriClient, container: str, tmp_path: Path
 ) -> None:
-    rotation = LogRotation(client, max_bytes=10, clock=lambda: NOON)
+    rotation = LogRotation(
+        RuntimeClient(client, KubeletMetrics()), max_bytes=10, clock=lambda: NOON
+    )
     before = read(tmp_path / "logs/0.log")
     await client.call("StopContainer", api.StopContainerRequest(container_id=container))
     with pytest.raises(RemoteError, match="CONTAINER_EXITED"):

@@ -13,8 +13,10 @@ from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import read
 from winpod.cri.rpc import CriClient
+from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.prober.probe import NoSuchPort, ProbeAnswer, Prober
 from winpod.kubelet.prober.results import ProbeResult, ResultStreak
+from winpod.kubelet.runtime_client import RuntimeClient
 
 LOCAL = "127.0.0.1"
 
@@ -22,7 +24,7 @@ LOCAL = "127.0.0.1"
 @pytest.fixture
 async def prober() -> AsyncIterator[Prober]:
     client = CriClient("unix:/nowhere")
-    prober = Prober(client)
+    prober = Prober(RuntimeClient(client, KubeletMetrics()))
     yield prober
     await prober.close()
     await client.close()

@@ -103,7 +103,7 @@ async def api(
     trust = new_certificate(file)
     async with node.kubelet(cri) as kubelet:
         serving = KubeletServer(
-            ServerContext(node.node_config, cri, kubelet, node.objects), AllowAll()
+            ServerContext(node.node_config, kubelet.runtime, kubelet, node.objects), AllowAll()
         )
         await serving.start(TlsFiles(file, file), "127.0.0.1", 0)
         async with ClientSession(connector=TCPConnector(ssl=trust)) as http:

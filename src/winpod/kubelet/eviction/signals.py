@@ -18,7 +18,7 @@ from winpod.kubelet.stats import DiskSpace, disk_space_at, host_available_memory
 
 async def measure_containers(context: KubeletContext) -> dict[str, dict[str, MeasuredContainer]]:
     """Return container usage by pod UID and container name; disk usage excludes logs."""
-    answer = await context.call("ListContainerStats", api.ListContainerStatsRequest())
+    answer = await context.runtime.call("ListContainerStats", api.ListContainerStatsRequest())
     usage: dict[str, dict[str, MeasuredContainer]] = {}
     for stats in answer.stats:
         labels = stats.attributes.labels
@@ -64,7 +64,7 @@ async def measure_node(used_bytes: int, context: KubeletContext) -> EvictionSign
     """Return the node's signals. Its memory is its share, capped by what the host has available."""
     capacity = context.node_config.memory_bytes
     memory = DiskSpace(min(capacity - used_bytes, host_available_memory()), capacity)
-    answer = await context.call("ImageFsInfo", api.ImageFsInfoRequest())
+    answer = await context.runtime.call("ImageFsInfo", api.ImageFsInfoRequest())
     mountpoints = [Path(fs.fs_id.mountpoint) for fs in answer.image_filesystems[:1]]
     image_disk = disk_space_at(mountpoints[0]) if mountpoints else DiskSpace(0, 0)
     return EvictionSignals(memory, disk_space_at(context.node_config.root), image_disk)

@@ -64,19 +64,19 @@ class ImageGC:
         selected = select_images(unused, to_free, time.monotonic(), thresholds.image_age)
         for id_ in selected:
             request = api.RemoveImageRequest(image=api.ImageSpec(image=id_))
-            await self.context.call("RemoveImage", request)
+            await self.context.runtime.call("RemoveImage", request)
         return len(selected)
 
     async def _disk(self) -> DiskSpace:
-        answer = await self.context.call("ImageFsInfo", api.ImageFsInfoRequest())
+        answer = await self.context.runtime.call("ImageFsInfo", api.ImageFsInfoRequest())
         for filesystem in answer.image_filesystems:
             return disk_space_at(Path(filesystem.fs_id.mountpoint))
         return DiskSpace(0, 0)
 
     async def _unused(self) -> list[ImageRecord]:
         now = time.monotonic()
-        images = (await self.context.call("ListImages", api.ListImagesRequest())).images
-        containers = await self.context.call("ListContainers", api.ListContainersRequest())
+        images = (await self.context.runtime.call("ListImages", api.ListImagesRequest())).images
+        containers = await self.context.runtime.call("ListContainers", api.ListContainersRequest())
         in_use = {container.image_id for container in containers.containers}
         self._record_use({image.id for image in images}, in_use, now)
         sizes = {image.id: image.size for image in images if not image.pinned}

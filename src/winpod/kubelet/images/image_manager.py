@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput, WinpodError
 from winpod.images.pull.source import find_in_layout
 from winpod.images.references import parse_reference
@@ -19,6 +19,7 @@ from winpod.images.registry.auth import Credential, Keyring, read_pull_secret
 from winpod.images.resolver import LAYOUT_PREFIXES
 from winpod.k8s.pods import metadata_of, spec_of
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter
+from winpod.kubelet.runtime_client import RuntimeClient
 
 FIRST_WAIT, LONGEST_WAIT = 10.0, 300.0
 MAX_PARALLEL_PULLS = 4
@@ -44,8 +45,10 @@ class _PullBackoff:
 
 
 class ImageManager:
-    def __init__(self, client: CriClient, objects: ObjectSource, reporter: StatusReporter) -> None:
-        self._client = client
+    def __init__(
+        self, runtime: RuntimeClient, objects: ObjectSource, reporter: StatusReporter
+    ) -> None:
+        self._runtime = runtime
         self._objects = objects
         self._reporter = reporter
         self._slots = asyncio.Semaphore(MAX_PARALLEL_PULLS)
@@ -97,7 +100,7 @@ class ImageManager:
                 query.image = str(await asyncio.to_thread(find_in_layout, spec.image))
             except WinpodError:
                 return ""
-        response = await self._client.call("ImageStatus", api.ImageStatusRequest(image=query))
+        response = await self._runtime.call("ImageStatus", api.ImageStatusRequest(image=query))
         return str(response.image.id)
 
     async def _pull(
@@ -144,8 +147,11 @@ class ImageManager:
         async with self._slots:
             for request in others:
                 with suppress(RemoteError):
-                    return str((await self._client.call("PullImage", request)).image_ref)
-            return str((await self._client.call("PullImage", last)).image_ref)
+                    return await self._pull_image(request)
+            return await self._pull_image(last)
+
+    async def _pull_image(self, request: api.PullImageRequest) -> str:
+        return str((await self._runtime.call("PullImage", request, seconds=None)).image_ref)
 
     async def _logins(self, pod: v1.Pod, image: str) -> list[api.AuthConfig | None]:
         """Return a credential per matching pull secret, or [None] to pull anonymously."""

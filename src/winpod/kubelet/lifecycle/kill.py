@@ -65,7 +65,7 @@ async def kill_container(
     left = max(int(deadline - time.monotonic()), MIN_GRACE_SECONDS)
     request = api.StopContainerRequest(container_id=container.id, timeout=left)
     try:
-        await context.call("StopContainer", request, CALL_TIMEOUT + left)
+        await context.runtime.call("StopContainer", request, CALL_TIMEOUT + left)
     except RemoteError as error:
         if error.status is not grpc.StatusCode.NOT_FOUND:
             raise
@@ -117,7 +117,7 @@ async def reset_containers(
         if not container.has_exited:
             await kill_container(pod, container, ip, 0, context)
         request = api.RemoveContainerRequest(container_id=container.id)
-        await context.call("RemoveContainer", request)
+        await context.runtime.call("RemoveContainer", request)
 
 
 async def kill_containers_until_deadline(
@@ -156,10 +156,10 @@ async def stop_sandboxes(runtime_pod: RuntimePod, context: KubeletContext) -> No
     for sandbox in runtime_pod.sandboxes:
         if sandbox.is_ready:
             request = api.StopPodSandboxRequest(pod_sandbox_id=sandbox.id)
-            await context.call("StopPodSandbox", request)
+            await context.runtime.call("StopPodSandbox", request)
 
 
 async def remove_sandboxes(runtime_pod: RuntimePod, context: KubeletContext) -> None:
     for sandbox in runtime_pod.sandboxes:
         request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
-        await context.call("RemovePodSandbox", request)
+        await context.runtime.call("RemovePodSandbox", request)

@@ -51,7 +51,7 @@ class NetworkNotReady(Unavailable):
 
 async def create_sandbox(pod: v1.Pod, attempt: int, context: KubeletContext) -> str:
     """Create a sandbox and return its ID. Requires a ready pod network, unless on host network."""
-    reason = "" if spec_of(pod).hostNetwork else await context.readiness.unavailable_reason()
+    reason = "" if spec_of(pod).hostNetwork else await context.runtime.network_unready_reason()
     if reason:
         error = NetworkNotReady(reason)
         await context.record_event(pod, "Warning", "NetworkNotReady", str(error))
@@ -61,7 +61,7 @@ async def create_sandbox(pod: v1.Pod, attempt: int, context: KubeletContext) -> 
             config=sandbox_config(pod, context.node_config, attempt),
             runtime_handler=await runtime_handler_of(pod, context),
         )
-        response = await context.call("RunPodSandbox", request, 2 * CALL_TIMEOUT)
+        response = await context.runtime.call("RunPodSandbox", request, 2 * CALL_TIMEOUT)
         return str(response.pod_sandbox_id)
     except (RemoteError, NotFound) as error:
         text = f"Failed to create pod sandbox: {error}"
@@ -79,7 +79,7 @@ async def annotate_accelerator(
     if sandbox is None or sandbox.handler in ("", PROCESS_HANDLER.name):
         return
     request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox.id, verbose=True)
-    answer = await context.call("PodSandboxStatus", request)
+    answer = await context.runtime.call("PodSandboxStatus", request)
     annotation = {ACCELERATOR_ANNOTATION: reported_accelerator(answer.info, SANDBOX_INFO)}
     annotations = metadata_of(pod).annotations or {}
     if annotation[ACCELERATOR_ANNOTATION] and not annotation.items() <= annotations.items():
@@ -147,13 +147,13 @@ async def start_container(
     except (ConfigError, VolumeMountFailed) as error:
         raise await _failed(pod, container, "CreateContainerConfigError", error, context) from error
     try:
-        created = await context.call("CreateContainer", request)
+        created = await context.runtime.call("CreateContainer", request)
     except RemoteError as error:
         raise await _failed(pod, container, "CreateContainerError", error, context) from error
     await context.record_event(pod, "Normal", "Created", "Container created", container.name)
     id_ = str(created.container_id)
     try:
-        await context.call("StartContainer", api.StartContainerRequest(container_id=id_))
+        await context.runtime.call("StartContainer", api.StartContainerRequest(container_id=id_))
     except RemoteError as error:
         raise await _failed(pod, container, "RunContainerError", error, context) from error
     await context.record_event(pod, "Normal", "Started", "Container started", container.name)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from winpod.clock import Clock, utc_now
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
+from winpod.kubelet.runtime_client import RuntimeClient
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_FILES = 5
@@ -51,13 +51,13 @@ class LogRotation:
 
     def __init__(
         self,
-        client: CriClient,
+        runtime: RuntimeClient,
         *,
         max_bytes: int = MAX_BYTES,
         max_files: int = MAX_FILES,
         clock: Clock = utc_now,
     ) -> None:
-        self._client = client
+        self._runtime = runtime
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._clock = clock
@@ -67,7 +67,7 @@ class LogRotation:
         """Check all logs once."""
         running = api.ContainerFilter(state=api.ContainerStateValue(state=api.CONTAINER_RUNNING))
         request = api.ListContainersRequest(filter=running)
-        listed = (await self._client.call("ListContainers", request)).containers
+        listed = (await self._runtime.call("ListContainers", request)).containers
         self._paths = {
             container.id: self._paths[container.id]
             for container in listed
@@ -83,7 +83,7 @@ class LogRotation:
     async def _path(self, container: str) -> Path | None:
         if container not in self._paths:
             request = api.ContainerStatusRequest(container_id=container)
-            status = (await self._client.call("ContainerStatus", request)).status
+            status = (await self._runtime.call("ContainerStatus", request)).status
             self._paths[container] = Path(status.log_path) if status.log_path else None
         return self._paths[container]
 
@@ -106,7 +106,7 @@ class LogRotation:
 
     async def _reopen(self, container: str) -> None:
         request = api.ReopenContainerLogRequest(container_id=container)
-        await self._client.call("ReopenContainerLog", request)
+        await self._runtime.call("ReopenContainerLog", request)
 
 
 def _size(log: Path) -> int | None:

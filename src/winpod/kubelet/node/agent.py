@@ -50,7 +50,6 @@ class NodeAgent:
         invalidate_pod: Callable[[str], None] = lambda _: None,
         metrics: KubeletMetrics | None = None,
     ) -> None:
-        self._client = client
         self._node_config = node_config
         self._invalidate_namespace = invalidate_namespace
         self._pods: dict[str, v1.Pod] = {}
@@ -62,7 +61,12 @@ class NodeAgent:
             client, node_config, objects, self.reporter, volumes, metrics=metrics
         )
         self.registration = NodeRegistration(
-            server, client, node_config, machine, self.kubelet.pressures, self._on_node_update
+            server,
+            self.kubelet.runtime,
+            node_config,
+            machine,
+            self.kubelet.pressures,
+            self._on_node_update,
         )
         self._mirror_pods = MirrorPods(server, self.reporter.resend)
         self._static_pods = StaticPods(
@@ -147,7 +151,7 @@ class NodeAgent:
                 network = api.NetworkConfig(pod_cidr=self._pod_cidr)
                 config = api.RuntimeConfig(network_config=network)
                 request = api.UpdateRuntimeConfigRequest(runtime_config=config)
-                await self._client.call("UpdateRuntimeConfig", request)
+                await self.kubelet.runtime.call("UpdateRuntimeConfig", request)
                 self.registration.trigger()
             except WinpodError as error:
                 _log.info("Failed to set pod CIDR %s in the runtime: %s", self._pod_cidr, error)

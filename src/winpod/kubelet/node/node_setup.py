@@ -252,7 +252,7 @@ async def run_node(node: NodeSetup, part: CapacityShare) -> None:
         files, renewals = _tls_files(node, subject, rest_config), RenewalErrors()
         certificate_metrics = _certificate_metrics(rest_config, files, renewals)
         kubelet_server = KubeletServer(
-            ServerContext(node_config, client, agent.kubelet, objects),
+            ServerContext(node_config, agent.kubelet.runtime, agent.kubelet, objects),
             authorizer,
             certificate_metrics,
         )

@@ -22,7 +22,6 @@ from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 from winpod.clock import utc_now
 from winpod.concurrency import Backoff
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.kubelet.node.node_status import (
@@ -37,6 +36,7 @@ from winpod.kubelet.node.node_status import (
     runtime_findings,
 )
 from winpod.kubelet.node_config import NodeConfig
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.status.patch import status_patch
 
 LEASE_SECONDS = 40
@@ -62,14 +62,14 @@ class NodeRegistration:
     def __init__(
         self,
         api_server: ApiClient,
-        client: CriClient,
+        runtime: RuntimeClient,
         node_config: NodeConfig,
         machine: MachineInfo,
         pressures: Callable[[], frozenset[str]],
         on_node_update: Callable[[v1.Node], None] = lambda _: None,
     ) -> None:
         self._api = api_server
-        self._client = client
+        self._runtime = runtime
         self._node_config = node_config
         self._machine = machine
         self._pressures = pressures
@@ -214,9 +214,9 @@ class NodeRegistration:
         """Query the runtime. If it is unavailable for long, report that instead."""
         try:
             async with asyncio.timeout(_RUNTIME_TIMEOUT):
-                version = await self._client.call("Version", api.VersionRequest())
-                status = await self._client.call("Status", api.StatusRequest(verbose=True))
-                images = await self._client.call("ListImages", api.ListImagesRequest())
+                version = await self._runtime.call("Version", api.VersionRequest())
+                status = await self._runtime.call("Status", api.StatusRequest(verbose=True))
+                images = await self._runtime.call("ListImages", api.ListImagesRequest())
         except (WinpodError, TimeoutError) as error:
             return self._without_runtime(error)
         findings = runtime_findings(version, status, images.images, self._pressures())

@@ -19,9 +19,10 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput
 from winpod.kubelet.prober.results import ProbeResult
+from winpod.kubelet.runtime_client import CALL_TIMEOUT, RuntimeClient
 
 AGENT = "kube-probe/1.36"
 _OUTPUT_LIMIT = 10 * 1024
@@ -67,8 +68,8 @@ def resolve_port(port: int | str, container: v1.Container) -> int:
 class Prober:
     """Runs probe actions, with one shared HTTP session."""
 
-    def __init__(self, client: CriClient) -> None:
-        self._client = client
+    def __init__(self, runtime: RuntimeClient) -> None:
+        self._runtime = runtime
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -77,8 +78,9 @@ class Prober:
 
     async def exec(self, container_id: str, command: list[str], seconds: float) -> ProbeAnswer:
         request = api.ExecSyncRequest(container_id=container_id, cmd=command, timeout=int(seconds))
+        timeout = seconds + CALL_TIMEOUT if seconds else None
         try:
-            answer = await self._client.call("ExecSync", request)
+            answer = await self._runtime.call("ExecSync", request, timeout)
         except RemoteError as error:
             if error.status is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise

@@ -14,10 +14,11 @@ from lightkube.models import core_v1 as v1
 
 from winpod.clock import utc_now
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput, Unavailable
 from winpod.kubelet.kubelet import PodEntry
 from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
+from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.runtime_status import RuntimeContainer
 from winpod.kubelet.server.context import CONTAINER, ServerContext, container_of, pod_of, query_flag
 from winpod.kubelet.status.container_status import container_id
@@ -175,7 +176,7 @@ class LogHandlers:
         for line in log.read():
             yield line
         if follow:
-            ended = asyncio.create_task(_wait_exited(self._context.client, container))
+            ended = asyncio.create_task(_wait_exited(self._context.runtime, container))
             try:
                 async for line in log.follow(ended):
                     yield line
@@ -183,13 +184,13 @@ class LogHandlers:
                 ended.cancel()
 
 
-async def _wait_exited(client: CriClient, container: str) -> None:
+async def _wait_exited(runtime: RuntimeClient, container: str) -> None:
     """Wait until the container has exited; an unavailable runtime is retried."""
     request = api.ContainerStatusRequest(container_id=container)
     while True:
         with suppress(Unavailable):
             try:
-                status = (await client.call("ContainerStatus", request)).status
+                status = (await runtime.call("ContainerStatus", request)).status
             except RemoteError:
                 return
             if status.state not in (api.CONTAINER_RUNNING, api.CONTAINER_CREATED):

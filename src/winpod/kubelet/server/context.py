@@ -8,13 +8,13 @@ from typing import Protocol
 
 from aiohttp import web
 
-from winpod.cri.rpc import CriClient
 from winpod.errors import NotFound
 from winpod.k8s.pods import all_containers, uid_of
 from winpod.kubelet.interfaces import ObjectSource
 from winpod.kubelet.kubelet import PodEntry
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node_config import NodeConfig
+from winpod.kubelet.runtime_client import RuntimeClient
 
 POD = "{namespace}/{pod}"
 POD_UID = "{namespace}/{pod}/{uid}"
@@ -34,7 +34,7 @@ class PodProvider(Protocol):
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     node_config: NodeConfig
-    client: CriClient
+    runtime: RuntimeClient
     pods: PodProvider
     objects: ObjectSource
 

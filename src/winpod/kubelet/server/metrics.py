@@ -117,9 +117,9 @@ class MetricsHandlers:
 
     async def _cadvisor(self, request: web.Request) -> web.Response:
         del request
-        client = self._context.client
-        described = await client.call("ListMetricDescriptors", api.ListMetricDescriptorsRequest())
-        answer = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
+        runtime = self._context.runtime
+        described = await runtime.call("ListMetricDescriptors", api.ListMetricDescriptorsRequest())
+        answer = await runtime.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
         return _response(runtime_families(described.descriptors, answer.pod_metrics))
 
     async def _probes(self, request: web.Request) -> web.Response:

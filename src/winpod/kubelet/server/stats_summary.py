@@ -52,7 +52,7 @@ class PodStats:
 
 async def read_pods(context: ServerContext) -> list[PodStats]:
     """Return the pods that have a ready sandbox."""
-    answer = await context.client.call("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
+    answer = await context.runtime.call("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
     stats = {pod.attributes.labels.get(POD_UID_LABEL, ""): pod for pod in answer.stats}
     return [
         PodStats(entry, stats[uid_of(entry.pod)])
@@ -109,7 +109,7 @@ class StatsSummary:
     async def _node_disks(self) -> Json:
         node_config = self.context.node_config
         disk = filesystem_of(node_config.root)
-        answer = await self.context.client.call("ImageFsInfo", api.ImageFsInfoRequest())
+        answer = await self.context.runtime.call("ImageFsInfo", api.ImageFsInfoRequest())
         runtime: Json = {}
         for name, listed in (
             ("imageFs", answer.image_filesystems),

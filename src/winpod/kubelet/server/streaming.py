@@ -90,7 +90,7 @@ class StreamHandlers:
             stderr=streams.stderr and not streams.tty,
             tty=streams.tty,
         )
-        return await _proxy(request, (await self._context.client.call("Exec", cri_request)).url)
+        return await _proxy(request, (await self._context.runtime.call("Exec", cri_request)).url)
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         """Attach to a container; its spec decides about the TTY, not the request."""
@@ -104,7 +104,7 @@ class StreamHandlers:
             stderr=streams.stderr and not tty,
             tty=tty,
         )
-        return await _proxy(request, (await self._context.client.call("Attach", cri_request)).url)
+        return await _proxy(request, (await self._context.runtime.call("Attach", cri_request)).url)
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
         newest = pod_of(request, self._context.pods).runtime_pod.newest_sandbox
@@ -116,14 +116,14 @@ class StreamHandlers:
             raise InvalidInput(f"The port is not a number: {error}.") from None
         cri_request = api.PortForwardRequest(pod_sandbox_id=newest.id, port=ports)
         return await _proxy(
-            request, (await self._context.client.call("PortForward", cri_request)).url
+            request, (await self._context.runtime.call("PortForward", cri_request)).url
         )
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         cri_request = api.ExecSyncRequest(
             container_id=self._running(request), cmd=request.query.get("cmd", "").split(" ")
         )
-        answer = await self._context.client.call("ExecSync", cri_request)
+        answer = await self._context.runtime.call("ExecSync", cri_request, seconds=None)
         output = answer.stdout + answer.stderr
         if answer.exit_code:
             message = f"command terminated with exit code {answer.exit_code}\n".encode()
