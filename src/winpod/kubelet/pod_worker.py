@@ -52,10 +52,9 @@ from winpod.kubelet.lifecycle.start import (
 from winpod.kubelet.pod_actions import ContainerResize, PodActions, compute_pod_actions
 from winpod.kubelet.prober.results import ProbeResult
 from winpod.kubelet.prober.worker import ProbeType, ProbeWorker
-from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod
+from winpod.kubelet.runtime_status import RuntimePod
 from winpod.kubelet.status.phase import PodCondition, PodState, StatusReason
 from winpod.kubelet.status.pod_status import generate_status, rejected_status
-from winpod.kubelet.volumes.manager import MountedVolumes
 from winpod.placement.predicates import TERMINAL_PHASES
 
 _log = logging.getLogger(__name__)
@@ -345,12 +344,11 @@ class PodWorker:
                 self.allocated_pod, runtime_pod, grace_seconds(self.allocated_pod), self._context
             )
             await stop_sandboxes(runtime_pod, self._context)
-        mounted = await self._mount() if actions.starts else None
+        mounted = None
+        if actions.starts:
+            mounted = await mount_volumes(self.allocated_pod, self._context)
         if actions.make_sandbox:
-            sandbox_id = await create_sandbox(self.allocated_pod, actions.attempt, self._context)
-            await self._context.pleg.refresh(self.uid, sandbox_id)
-            runtime_pod = self._runtime_pod()
-            await annotate_accelerator(self.pod, runtime_pod.newest_sandbox, self._context)
+            await create_sandbox(self.allocated_pod, actions.attempt, self._context)
         for kill in actions.kills:
             grace = grace_period(self.allocated_pod, kill)
             await kill_container(
@@ -358,36 +356,15 @@ class PodWorker:
             )
         if actions.kills:
             await self._context.pleg.refresh(self.uid)
-            runtime_pod = self._runtime_pod()
         await self._resize(actions.resizes)
-        if mounted is None:
-            return
-        for container in actions.starts:
-            count = self._restart_count(
-                container.name, runtime_pod.latest_container(container.name)
-            )
-            wait = await self._starter.start(
-                self.allocated_pod, container, runtime_pod, mounted, count
-            )
-            if wait:
-                self._requeue_after(wait)
-            else:
-                self.wake()
-
-    async def _mount(self) -> MountedVolumes:
-        with self._context.metrics.time_volume_operation("mount"):
-            return await mount_volumes(self.allocated_pod, self._context)
+        if mounted:
+            status = self.status or self.pod.status
+            wait = await self._starter.start(self.allocated_pod, actions.starts, mounted, status)
+            self._requeue_after(wait)
 
     async def _unmount(self) -> None:
         with self._context.metrics.time_volume_operation("unmount"):
             await self._context.volumes.unmount(self.uid)
-
-    def _restart_count(self, name: str, last: RuntimeContainer | None) -> int:
-        if last:
-            return last.restart_count + 1
-        status = self.status or self.pod.status or v1.PodStatus()
-        statuses = (*(status.initContainerStatuses or ()), *(status.containerStatuses or ()))
-        return next((c.restartCount for c in statuses if c.name == name), 0)
 
     async def _resize(self, resizes: Iterable[ContainerResize]) -> None:
         condition_type = "PodResizeInProgress"

@@ -1,14 +1,17 @@
 """Starting sandboxes and containers: CRI calls with their events, waiting reasons and backoff.
 
-A failed step raises the reason that the waiting container's status reports. Steps that may take
-long, image pulls and postStart hooks, are interrupted when the pod terminates.
+A container starts in the steps of the kubelet: crash-loop backoff, images, environment and mounts,
+create, start, postStart hook. A failed step sets the reason that the waiting container's status
+reports. Steps that may take long, image pulls and postStart hooks, are interrupted when the pod
+terminates.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,16 +27,25 @@ from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.cri_convert import container_config, container_hash, sandbox_config
 from winpod.kubelet.environment import resolve_environment
 from winpod.kubelet.images.image_manager import ImagePullFailed
+from winpod.kubelet.interfaces import EventType
 from winpod.kubelet.lifecycle.hooks import run_hook
 from winpod.kubelet.lifecycle.kill import kill_container
 from winpod.kubelet.runtime_client import CALL_TIMEOUT
-from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod, RuntimeSandbox
+from winpod.kubelet.runtime_status import RuntimeContainer, RuntimeSandbox
 from winpod.kubelet.status.phase import StatusReason
 from winpod.kubelet.volumes.manager import MountedVolumes
 from winpod.kubelet.volumes.projected import VolumeMountFailed
 from winpod.labels import ACCELERATOR_ANNOTATION
 from winpod.quantities import format_duration
 from winpod.windows.handlers import PROCESS_HANDLER
+
+RETRY_SECONDS = 10.0
+SHORT_RETRY_SECONDS = 2.0
+_Result = TypeVar("_Result")
+
+
+class StartInterrupted(Exception):
+    """The pod terminates, so the start was abandoned."""
 
 
 class ContainerStartFailed(WinpodError):
@@ -49,8 +61,8 @@ class NetworkNotReady(Unavailable):
         super().__init__(f"network is not ready: {reason}")
 
 
-async def create_sandbox(pod: v1.Pod, attempt: int, context: KubeletContext) -> str:
-    """Create a sandbox and return its ID. Requires a ready pod network, unless on host network."""
+async def create_sandbox(pod: v1.Pod, attempt: int, context: KubeletContext) -> None:
+    """Create a sandbox. Requires a ready pod network, unless on host network."""
     reason = "" if spec_of(pod).hostNetwork else await context.runtime.network_unready_reason()
     if reason:
         error = NetworkNotReady(reason)
@@ -59,14 +71,15 @@ async def create_sandbox(pod: v1.Pod, attempt: int, context: KubeletContext) -> 
     try:
         request = api.RunPodSandboxRequest(
             config=sandbox_config(pod, context.node_config, attempt),
-            runtime_handler=await runtime_handler_of(pod, context),
+            runtime_handler=await _runtime_handler(pod, context),
         )
         response = await context.runtime.call("RunPodSandbox", request, 2 * CALL_TIMEOUT)
-        return str(response.pod_sandbox_id)
     except (RemoteError, NotFound) as error:
         text = f"Failed to create pod sandbox: {error}"
         await context.record_event(pod, "Warning", "FailedCreatePodSandBox", text)
         raise
+    await context.pleg.refresh(uid_of(pod), response.pod_sandbox_id)
+    await annotate_accelerator(pod, context.pleg.pod(uid_of(pod)).newest_sandbox, context)
 
 
 async def annotate_accelerator(
@@ -86,7 +99,7 @@ async def annotate_accelerator(
         await context.reporter.annotate(pod, annotation)
 
 
-async def runtime_handler_of(pod: v1.Pod, context: KubeletContext) -> str:
+async def _runtime_handler(pod: v1.Pod, context: KubeletContext) -> str:
     """Return the handler of the pod's RuntimeClass, empty for the default one."""
     name = spec_of(pod).runtimeClassName
     if not name:
@@ -98,125 +111,107 @@ async def runtime_handler_of(pod: v1.Pod, context: KubeletContext) -> str:
 
 
 async def mount_volumes(pod: v1.Pod, context: KubeletContext) -> MountedVolumes:
+    """Mount the volumes of a pod, before its sandbox is created."""
     try:
-        return await context.volumes.mount(pod)
+        with context.metrics.time_volume_operation("mount"):
+            return await context.volumes.mount(pod)
     except VolumeMountFailed as error:
         await context.record_event(pod, "Warning", "FailedMount", str(error))
         raise
 
 
-async def ensure_images(
-    pod: v1.Pod, container: v1.Container, handler: str, context: KubeletContext
-) -> api.ImageSpec:
-    """Ensure the container's image and its image volumes; return the container's image."""
-    try:
-        for volume in _image_volumes(pod, container):
-            volume_image = v1.Container(
-                name=container.name, image=volume.reference, imagePullPolicy=volume.pullPolicy
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """One attempt to start a container in the pod's sandbox."""
+
+    pod: v1.Pod
+    container: v1.Container
+    sandbox: RuntimeSandbox
+    mounted: MountedVolumes
+    restart_count: int
+    context: KubeletContext
+
+    async def ensure_images(self) -> api.ImageSpec:
+        """Ensure the container's image and its image volumes; return the container's image."""
+        container, image_manager = self.container, self.context.image_manager
+        try:
+            for volume in self._image_volumes():
+                volume_image = v1.Container(
+                    name=container.name, image=volume.reference, imagePullPolicy=volume.pullPolicy
+                )
+                await image_manager.ensure_image(self.pod, volume_image, self.sandbox.handler)
+            return await image_manager.ensure_image(self.pod, container, self.sandbox.handler)
+        except RemoteError as error:
+            text = f'Failed to inspect image "{container.image}": {error}'
+            await self._record("Warning", "InspectFailed", text)
+            raise ContainerStartFailed("ImageInspectError", text) from error
+
+    def _image_volumes(self) -> list[v1.ImageVolumeSource]:
+        mounted = {mount.name for mount in self.container.volumeMounts or ()}
+        volumes = spec_of(self.pod).volumes or ()
+        return [volume.image for volume in volumes if volume.image and volume.name in mounted]
+
+    async def create_and_start(self, image: api.ImageSpec) -> str:
+        """Create and start the container, and return its ID."""
+        runtime, node_config = self.context.runtime, self.context.node_config
+        try:
+            request = api.CreateContainerRequest(
+                pod_sandbox_id=self.sandbox.id,
+                config=await self._config(image),
+                sandbox_config=sandbox_config(self.pod, node_config, self.sandbox.attempt),
             )
-            await context.image_manager.ensure_image(pod, volume_image, handler)
-        return await context.image_manager.ensure_image(pod, container, handler)
-    except RemoteError as error:
-        text = f'Failed to inspect image "{container.image}": {error}'
-        await context.record_event(pod, "Warning", "InspectFailed", text, container.name)
-        raise ContainerStartFailed("ImageInspectError", text) from error
+        except (ConfigError, VolumeMountFailed) as error:
+            raise await self._failed("CreateContainerConfigError", error) from error
+        try:
+            id_ = str((await runtime.call("CreateContainer", request)).container_id)
+        except RemoteError as error:
+            raise await self._failed("CreateContainerError", error) from error
+        await self._record("Normal", "Created", "Container created")
+        try:
+            await runtime.call("StartContainer", api.StartContainerRequest(container_id=id_))
+        except RemoteError as error:
+            raise await self._failed("RunContainerError", error) from error
+        await self._record("Normal", "Started", "Container started")
+        return id_
 
-
-def _image_volumes(pod: v1.Pod, container: v1.Container) -> list[v1.ImageVolumeSource]:
-    mounted = {mount.name for mount in container.volumeMounts or ()}
-    volumes = spec_of(pod).volumes or ()
-    return [volume.image for volume in volumes if volume.image and volume.name in mounted]
-
-
-async def start_container(
-    pod: v1.Pod,
-    container: v1.Container,
-    image: api.ImageSpec,
-    mounted: MountedVolumes,
-    restart_count: int,
-    sandbox: RuntimeSandbox,
-    context: KubeletContext,
-) -> str:
-    """Create and start a container, and return its ID."""
-    try:
-        request = api.CreateContainerRequest(
-            pod_sandbox_id=sandbox.id,
-            config=await _config(pod, container, image, mounted, restart_count, sandbox, context),
-            sandbox_config=sandbox_config(pod, context.node_config, sandbox.attempt),
+    async def _config(self, image: api.ImageSpec) -> api.ContainerConfig:
+        pod, container, node_config = self.pod, self.container, self.context.node_config
+        env = await resolve_environment(
+            pod, container, self.context.objects, node_config, self.sandbox.ips
         )
-    except (ConfigError, VolumeMountFailed) as error:
-        raise await _failed(pod, container, "CreateContainerConfigError", error, context) from error
-    try:
-        created = await context.runtime.call("CreateContainer", request)
-    except RemoteError as error:
-        raise await _failed(pod, container, "CreateContainerError", error, context) from error
-    await context.record_event(pod, "Normal", "Created", "Container created", container.name)
-    id_ = str(created.container_id)
-    try:
-        await context.runtime.call("StartContainer", api.StartContainerRequest(container_id=id_))
-    except RemoteError as error:
-        raise await _failed(pod, container, "RunContainerError", error, context) from error
-    await context.record_event(pod, "Normal", "Started", "Container started", container.name)
-    return id_
+        mounts = self.mounted.for_container(container, env, self.sandbox.handler)
+        taken = {mount.container_path.lower() for mount in mounts}
+        _, message = self.mounted.termination_log(container, self.restart_count)
+        hosts = self.mounted.hosts_file(pod, self.sandbox.ips, node_config)
+        mounts += [m for m in (message, hosts) if m.container_path.lower() not in taken]
+        return container_config(
+            pod,
+            container,
+            node_config=node_config,
+            image=image,
+            env=env,
+            mounts=mounts,
+            restart_count=self.restart_count,
+        )
 
+    async def run_post_start_hook(self, id_: str) -> None:
+        """Run the container's postStart hook, if it has one."""
+        container, ips = self.container, self.sandbox.ips
+        hook = container.lifecycle.postStart if container.lifecycle else None
+        if hook is None:
+            return
+        try:
+            await run_hook(hook, container, id_, ips[0] if ips else "", self.context.prober)
+        except WinpodError as error:
+            await self._record("Warning", "FailedPostStartHook", "PostStartHook failed")
+            raise ContainerStartFailed("PostStartHookError", str(error)) from error
 
-async def _config(
-    pod: v1.Pod,
-    container: v1.Container,
-    image: api.ImageSpec,
-    mounted: MountedVolumes,
-    restart_count: int,
-    sandbox: RuntimeSandbox,
-    context: KubeletContext,
-) -> api.ContainerConfig:
-    env = await resolve_environment(
-        pod, container, context.objects, context.node_config, sandbox.ips
-    )
-    mounts = mounted.for_container(container, env, sandbox.handler)
-    taken = {mount.container_path.lower() for mount in mounts}
-    _, message = mounted.termination_log(container, restart_count)
-    hosts = mounted.hosts_file(pod, sandbox.ips, context.node_config)
-    mounts += [m for m in (message, hosts) if m.container_path.lower() not in taken]
-    return container_config(
-        pod,
-        container,
-        node_config=context.node_config,
-        image=image,
-        env=env,
-        mounts=mounts,
-        restart_count=restart_count,
-    )
+    async def _failed(self, reason: str, error: WinpodError) -> ContainerStartFailed:
+        await self._record("Warning", "Failed", f"Error: {error}")
+        return ContainerStartFailed(reason, str(error))
 
-
-async def _failed(
-    pod: v1.Pod, container: v1.Container, reason: str, error: WinpodError, context: KubeletContext
-) -> ContainerStartFailed:
-    await context.record_event(pod, "Warning", "Failed", f"Error: {error}", container.name)
-    return ContainerStartFailed(reason, str(error))
-
-
-async def run_post_start_hook(
-    pod: v1.Pod, container: v1.Container, id_: str, ip: str, context: KubeletContext
-) -> None:
-    """Run the container's postStart hook, if it has one."""
-    hook = container.lifecycle.postStart if container.lifecycle else None
-    if hook is None:
-        return
-    try:
-        await run_hook(hook, container, id_, ip, context.prober)
-    except WinpodError as error:
-        text = "PostStartHook failed"
-        await context.record_event(pod, "Warning", "FailedPostStartHook", text, container.name)
-        raise ContainerStartFailed("PostStartHookError", str(error)) from error
-
-
-RETRY_SECONDS = 10.0
-SHORT_RETRY_SECONDS = 2.0
-_Result = TypeVar("_Result")
-
-
-class StartInterrupted(Exception):
-    """The pod terminates, so the start was abandoned."""
+    async def _record(self, kind: EventType, reason: str, message: str) -> None:
+        await self.context.record_event(self.pod, kind, reason, message, self.container.name)
 
 
 class ContainerStarter:
@@ -230,45 +225,47 @@ class ContainerStarter:
     async def start(
         self,
         pod: v1.Pod,
-        container: v1.Container,
-        runtime_pod: RuntimePod,
+        containers: Iterable[v1.Container],
         mounted: MountedVolumes,
-        restart_count: int,
-    ) -> float | None:
-        """Start a container. Return the seconds until the next attempt, or None on success."""
-        name, sandbox = container.name, runtime_pod.newest_sandbox
+        status: v1.PodStatus | None,
+    ) -> float:
+        """Start the containers. Return the seconds until the pod has to be synced again.
+
+        `status` has the restart counts of containers that the runtime no longer has.
+        """
+        runtime_pod = self._context.pleg.pod(uid_of(pod))
+        sandbox = runtime_pod.newest_sandbox
         if sandbox is None:
-            return None
-        if wait := await self._remaining_backoff(
-            pod, container, runtime_pod.latest_container(name)
-        ):
-            return wait
+            return 0
+        waits = []
+        for container in containers:
+            last = runtime_pod.latest_container(container.name)
+            count = _restart_count(container.name, last, status)
+            start = _Start(pod, container, sandbox, mounted, count, self._context)
+            waits.append(await self._remaining_backoff(start, last) or await self._start(start))
+        return min(waits, default=0)
+
+    async def _start(self, start: _Start) -> float:
+        """Start a container. Return the seconds until the next attempt, or 0 on success."""
+        name = start.container.name
         try:
-            image = await self._unless_terminating(
-                ensure_images(pod, container, sandbox.handler, self._context)
-            )
-            id_ = await start_container(
-                pod, container, image, mounted, restart_count, sandbox, self._context
-            )
-            ip = sandbox.ips[0] if sandbox.ips else ""
-            await self._unless_terminating(
-                run_post_start_hook(pod, container, id_, ip, self._context)
-            )
+            image = await self._unless_terminating(start.ensure_images())
+            id_ = await start.create_and_start(image)
+            await self._unless_terminating(start.run_post_start_hook(id_))
         except (ImagePullFailed, ContainerStartFailed) as error:
             self.waiting[name] = StatusReason(error.reason, str(error))
             if error.reason == "PostStartHookError":
-                await self._kill_after_failed_hook(pod, name)
+                await self._kill_after_failed_hook(start.pod, name)
             # The next attempt only reports the back-off of the pull.
             return SHORT_RETRY_SECONDS if error.reason == "ErrImagePull" else RETRY_SECONDS
         self.waiting.pop(name, None)
-        return None
+        return 0
 
-    async def _remaining_backoff(
-        self, pod: v1.Pod, container: v1.Container, last: RuntimeContainer | None
-    ) -> float:
+    async def _remaining_backoff(self, start: _Start, last: RuntimeContainer | None) -> float:
         """Return the remaining crash-loop backoff of the container in seconds, 0 if none."""
         if last is None or not last.has_exited:
             return 0
+        pod, container = start.pod, start.container
         policy, now = self._context.backoff, self._context.clock()
         finished_at = last.finished_at or last.created_at
         key = container.name, container_hash(container)
@@ -313,3 +310,11 @@ class ContainerStarter:
         finally:
             terminating.cancel()
             task.cancel()
+
+
+def _restart_count(name: str, last: RuntimeContainer | None, status: v1.PodStatus | None) -> int:
+    if last:
+        return last.restart_count + 1
+    status = status or v1.PodStatus()
+    statuses = (*(status.initContainerStatuses or ()), *(status.containerStatuses or ()))
+    return next((c.restartCount for c in statuses if c.name == name), 0)
