@@ -212,6 +212,7 @@ class Kubelet:
             await worker.run()
         finally:
             del self._workers[worker.uid], self._tasks[worker.uid]
+            self._context.image_manager.forget_pod(worker.uid)
         self._start_waiting_pods()
         for other in self._workers.values():
             if other.is_resize_deferred:

@@ -1,6 +1,7 @@
 """Image manager: pull policies, backoff and pull secrets."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,29 @@ async def test_pull_backoff_reports_last_error(
             "the handler runhcs-wcow-process: hcs::CreateComputeSystem: The container operating "
             f"system does not match the host operating system. {image} has no build 10.0.20348; "
         )
+
+
+async def test_pull_backoff_ends_with_the_pod(
+    node: SmallNode, client: CriClient, tmp_path: Path
+) -> None:
+    image = pack(tmp_path, "old", "2019")
+    async with node.kubelet(client) as kubelet:
+        for count in (1, 2):
+            kubelet.update_pod(pod_of(image))
+            await node.until(partial(has_failed, node, count))
+            kubelet.remove_pod("uid-web")
+            await node.until(partial(is_deleted, node, count))
+        assert "BackOff" not in node.reporter.reasons("uid-web")
+
+
+def has_failed(node: SmallNode, count: int) -> bool:
+    return node.reporter.reasons("uid-web").count("Pulling") == count and (
+        node.reporter.last("uid-web").containerStatuses[0].state.waiting.reason == "ErrImagePull"
+    )
+
+
+def is_deleted(node: SmallNode, count: int) -> bool:
+    return len(node.reporter.deleted) == count
 
 
 def pull_secret(registry: str, password: str) -> v1.Secret:

@@ -17,7 +17,7 @@ from winpod.images.pull.source import find_in_layout
 from winpod.images.references import parse_reference
 from winpod.images.registry.auth import Credential, Keyring, read_pull_secret
 from winpod.images.resolver import LAYOUT_PREFIXES
-from winpod.k8s.pods import metadata_of, spec_of
+from winpod.k8s.pods import metadata_of, spec_of, uid_of
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter
 from winpod.kubelet.runtime_client import RuntimeClient
 
@@ -53,7 +53,8 @@ class ImageManager:
         self._reporter = reporter
         self._slots = asyncio.Semaphore(MAX_PARALLEL_PULLS)
         self._pulls: dict[bytes, asyncio.Task[str]] = {}
-        self._backoffs: dict[tuple[str, str, str], _PullBackoff] = {}
+        self._backoffs: dict[str, dict[tuple[str, str], _PullBackoff]] = {}
+        """By UID of the pod, then by image and handler."""
 
     async def ensure_image(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, handler: str
@@ -78,6 +79,10 @@ class ImageManager:
             raise ImagePullFailed("ErrImageNeverPull", text)
         pulled = await self._pull(pod, container, spec)
         return _by_id(spec, pulled) if is_local_image(image) else spec
+
+    def forget_pod(self, uid: str) -> None:
+        """Drop the backoffs of a pod that no longer exists."""
+        self._backoffs.pop(uid, None)
 
     async def _check_name(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer
@@ -106,8 +111,8 @@ class ImageManager:
     async def _pull(
         self, pod: v1.Pod, container: v1.Container | v1.EphemeralContainer, spec: api.ImageSpec
     ) -> str:
-        key = (metadata_of(pod).uid or "", spec.image, spec.runtime_handler)
-        last, name = self._backoffs.get(key, _PullBackoff()), container.name
+        name, uid, key = container.name, uid_of(pod), (spec.image, spec.runtime_handler)
+        last = self._backoffs.get(uid, {}).get(key, _PullBackoff())
         if time.monotonic() < last.until:
             text = f'Back-off pulling image "{spec.image}"'
             await self._reporter.event(pod, "Normal", "BackOff", text, name)
@@ -118,12 +123,13 @@ class ImageManager:
             reference = await self._shared_pull(pod, spec)
         except RemoteError as error:
             seconds = min(last.seconds * 2 or FIRST_WAIT, LONGEST_WAIT)
-            self._backoffs[key] = _PullBackoff(time.monotonic() + seconds, seconds, str(error))
+            backoff = _PullBackoff(time.monotonic() + seconds, seconds, str(error))
+            self._backoffs.setdefault(uid, {})[key] = backoff
             text = f'Failed to pull image "{spec.image}": {error}'
             await self._reporter.event(pod, "Warning", "Failed", text, name)
             await self._reporter.event(pod, "Warning", "Failed", "Error: ErrImagePull", name)
             raise ImagePullFailed("ErrImagePull", str(error)) from None
-        self._backoffs.pop(key, None)
+        self._backoffs.get(uid, {}).pop(key, None)
         took = time.monotonic() - started
         text = f'Successfully pulled image "{spec.image}" in {took:.3f}s'
         await self._reporter.event(pod, "Normal", "Pulled", text, name)
