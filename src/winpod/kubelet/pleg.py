@@ -158,6 +158,7 @@ class Pleg:
             return
         sandbox = to_runtime_sandbox(status, containers, reported_at, self._termination_message)
         of_pod[status.id] = sandbox
+        self._forget_messages(cached, kept=sandbox)
         if sandbox != cached:
             self._on_change(uid)
 
@@ -165,6 +166,15 @@ class Pleg:
         if status.id not in self._termination_messages:
             self._termination_messages[status.id] = termination_message(status)
         return self._termination_messages[status.id]
+
+    def _forget_messages(
+        self, before: RuntimeSandbox | None, kept: RuntimeSandbox | None = None
+    ) -> None:
+        """Drop the termination messages of containers that were removed."""
+        ids = {container.id for container in kept.containers} if kept else set()
+        for container in before.containers if before else ():
+            if container.id not in ids:
+                self._termination_messages.pop(container.id, None)
 
     def _drop_unlisted(self, uid: str, listed: set[str], listed_at: int) -> None:
         for id_, sandbox in list(self._sandboxes.get(uid, {}).items()):
@@ -177,8 +187,7 @@ class Pleg:
         if dropped is None:
             return
         self._dropped.append(sandbox)
-        for container in dropped.containers:
-            self._termination_messages.pop(container.id, None)
+        self._forget_messages(dropped)
         if not of_pod:
             del self._sandboxes[uid]
         self._on_change(uid)
