@@ -1,5 +1,6 @@
 """Static pods: parsing, names, and mirror pods."""
 
+import asyncio
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import pod_of, read
+from tests.support.memory_api import MemoryApi
 from winpod.errors import InvalidInput
+from winpod.k8s.client import ApiError
 from winpod.k8s.pods import uid_of
+from winpod.kubelet import static_pods
 from winpod.kubelet.static_pods import (
     MIRROR,
+    MirrorPods,
     StaticPods,
     is_mirror_pod,
     is_static,
@@ -129,3 +134,28 @@ def test_scan_reports_added_changed_and_removed_files(tmp_path: Path) -> None:
     file.unlink()
     static.scan()
     assert changes[2] == set()
+
+
+async def test_rejected_mirror_pod_is_retried_and_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(static_pods, "_RETRY_SECONDS", 0.05)
+    server = MemoryApi()
+    other = WEB.replace("name: web", "name: other, namespace: shop")
+    pods = [read_static_pod(text, "web.yaml", "win-1", NOW) for text in (WEB, other)]
+    path = "/api/v1/namespaces/default/pods"
+    server.refuse(path, ApiError(403, "Forbidden", "exceeded quota"), times=3)
+    created: asyncio.Queue[str] = asyncio.Queue()
+    mirrors = MirrorPods(server, created.put_nowait)
+    mirrors.set_static_pods({uid_of(pod): pod for pod in pods})
+    mirrors.set_node(read(v1.Node, {"metadata": {"name": "win-1", "uid": "node-uid"}}))
+    mirrors.on_list([])
+    running = asyncio.create_task(mirrors.run())
+    try:
+        async with asyncio.timeout(30):
+            order = [await created.get(), await created.get()]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert order == [uid_of(pods[1]), uid_of(pods[0])]
+    assert caplog.text.count("Failed to sync mirror pod default/web-win-1") == 1

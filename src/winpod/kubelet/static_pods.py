@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ MIRROR = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod."""
 
 _SCAN_SECONDS = 2.0
+_RETRY_SECONDS = 10.0
 _SUFFIXES = (".yaml", ".yml", ".json")
 _log = logging.getLogger(__name__)
 
@@ -183,6 +185,7 @@ class MirrorPods:
         self._mirrors: dict[tuple[str, str], v1.Pod] = {}
         self._statics: Mapping[str, v1.Pod] = {}
         self._is_synced = False
+        self._failures: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
 
     def set_node(self, node: v1.Node) -> None:
@@ -210,27 +213,49 @@ class MirrorPods:
 
     async def run(self) -> None:
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_SECONDS if self._failures else None):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 await self._reconcile()
             except Unavailable:
                 self._wake.set()
                 await asyncio.sleep(_SCAN_SECONDS)
-            except WinpodError as error:
-                _log.warning("Failed to sync mirror pods: %s", error)
 
     async def _reconcile(self) -> None:
+        """Delete outdated mirror pods and create missing ones, each independently."""
         node = self._node
         if not self._is_synced or node is None:
             return
         desired = {_key(pod): pod for pod in self._statics.values()}
-        for key, mirror in list(self._mirrors.items()):
-            if key not in desired or is_deleted(mirror) or not _is_current(mirror, desired[key]):
-                await self._delete(mirror)
+        outdated = [
+            mirror
+            for key, mirror in self._mirrors.items()
+            if key not in desired or is_deleted(mirror) or not _is_current(mirror, desired[key])
+        ]
+        before, self._failures = self._failures, {}
+        for mirror in outdated:
+            await self._try(self._delete(mirror), _key(mirror), before)
         for key, pod in desired.items():
             if key not in self._mirrors:
-                await self._create(pod, node)
+                await self._try(self._create(pod, node), key, before)
+
+    async def _try(
+        self,
+        change: Coroutine[Any, Any, None],
+        key: tuple[str, str],
+        before: Mapping[tuple[str, str], str],
+    ) -> None:
+        """Make a change. If the API server rejects it, note that for a retry and log it once."""
+        try:
+            await change
+        except Unavailable:
+            raise
+        except WinpodError as error:
+            self._failures[key] = str(error)
+            if before.get(key) != str(error):
+                _log.warning("Failed to sync mirror pod %s: %s", "/".join(key), error)
 
     async def _create(self, pod: v1.Pod, node: v1.Node) -> None:
         metadata = metadata_of(pod)
