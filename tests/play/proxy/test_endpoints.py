@@ -191,6 +191,16 @@ async def test_dns_server_answers_truncates_and_survives_garbage() -> None:
         assert struct.unpack_from("!H", complete, 6)[0] == 300
 
 
+@pytest.mark.parametrize("class_", [3, 4, 255], ids=["CH", "HS", "ANY"])
+@pytest.mark.parametrize("name", ["web.shop.svc.cluster.local", "version.bind"])
+async def test_classes_other_than_internet_are_refused(class_: int, name: str) -> None:
+    question = encode_question(name, RecordType.A, 7)[:-2] + struct.pack("!H", class_)
+    reply = await DnsServer(cluster_names, lambda: ()).reply(question, over_udp=True)
+    assert reply[:2] == b"\0\x07"
+    assert reply[3] & 15 == ResponseCode.REFUSED
+    assert struct.unpack_from("!HH", reply, 4) == (1, 0)
+
+
 async def test_external_names_are_forwarded_upstream() -> None:
     class Upstream(asyncio.DatagramProtocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:

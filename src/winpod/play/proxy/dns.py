@@ -57,6 +57,7 @@ class Question:
     raw: bytes = b""
     udp_size: int = UDP_LIMIT
     has_options: bool = False
+    class_: int = _INTERNET
 
     @property
     def is_query(self) -> bool:
@@ -92,8 +93,8 @@ def parse_question(data: bytes) -> Question:
                 udp_size, has_options = max(size, UDP_LIMIT), True
     except (struct.error, IndexError):
         raise InvalidInput("The data is not a DNS message.") from None
-    del class_
-    return Question(id_, name, kind, flags, data[_HEADER.size : end], udp_size, has_options)
+    raw = data[_HEADER.size : end]
+    return Question(id_, name, kind, flags, raw, udp_size, has_options, class_)
 
 
 def _read_name(data: bytes, offset: int) -> tuple[str, int]:
@@ -297,6 +298,8 @@ class DnsServer:
             return encode_failure(data, ResponseCode.FORMERR)
         if not question.is_query:
             return encode_failure(data, ResponseCode.NOTIMP)
+        if question.class_ != _INTERNET:
+            return encode_answer(question, (), code=ResponseCode.REFUSED)
         decided = answer_cluster_name(question, self._names())
         if decided is None:
             return await self._forward(data, over_udp=over_udp)
