@@ -22,6 +22,7 @@ from winpod.play.server import play_directory, socket_path
 
 _MAX_SOCKET_PATH = 90
 _REQUEST_TIMEOUT_SECONDS = 600.0
+_EXIT_SECONDS = 20.0
 
 
 class PlayRequestFailed(WinpodError):
@@ -103,7 +104,7 @@ async def _stop_without_emulation(client: PlayClient, root: Path) -> PlayClient 
     await client.close()
     with contextlib.suppress(ProcessLookupError):
         os.kill(process["id"], signal.SIGTERM)
-    await _wait_unlocked(play_directory(root) / "lock")
+    await _wait_unlocked(root)
     return None
 
 
@@ -126,7 +127,7 @@ async def _start(root: Path, config: Config) -> PlayClient:
     with await FileLock.acquire_async(directory / "starting"):
         if client := await connect_existing(root):
             return client
-        await _wait_unlocked(directory / "lock")
+        await _wait_unlocked(root)
         return await start_daemon(
             ["play", "--serve", "--root", str(root)],
             directory / "play.log",
@@ -134,9 +135,15 @@ async def _start(root: Path, config: Config) -> PlayClient:
         )
 
 
-async def _wait_unlocked(path: Path) -> None:
+async def _wait_unlocked(root: Path) -> None:
     """Wait until a daemon that is shutting down has released its lock."""
-    for _ in range(400):
-        if not FileLock.is_held(path):
-            return
-        await asyncio.sleep(0.05)
+    directory = play_directory(root)
+    try:
+        async with asyncio.timeout(_EXIT_SECONDS):
+            lock = await FileLock.acquire_async(directory / "lock")
+    except TimeoutError:
+        raise Unavailable(
+            f"The play daemon of {root} does not answer and did not exit in {_EXIT_SECONDS:g} s.",
+            f"See {directory / 'play.log'}, and try again.",
+        ) from None
+    lock.release()
