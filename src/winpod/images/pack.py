@@ -26,6 +26,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from winpod.clock import format_timestamp
 from winpod.errors import InvalidInput
+from winpod.images.layers.whiteouts import WHITEOUT_PREFIX
 from winpod.images.manifests import (
     OCI_CONFIG,
     OCI_INDEX,
@@ -45,7 +46,6 @@ from winpod.windows.platforms import Platform
 ARCHITECTURES = ("amd64", "arm64")
 _ATTRIBUTES = "MSWINDOWS.fileattr"
 _DIRECTORY, _ARCHIVE, _REPARSE_POINT = 0x10, 0x20, 0x400
-_WHITEOUT = ".wh."
 _SHOWN_PROBLEMS = 10
 
 _BASE_FILES = (
@@ -432,8 +432,8 @@ def _check_names(directory: str, names: Sequence[str], problems: list[str]) -> N
         problem = invalid_name_reason(name)
         if not _is_unicode(name):
             problem = "it is not UTF-8"
-        elif name.startswith(_WHITEOUT):
-            problem = f"{_WHITEOUT} marks a deleted file in an image"
+        elif name.startswith(WHITEOUT_PREFIX):
+            problem = f"{WHITEOUT_PREFIX} marks a deleted file in an image"
         if problem:
             problems.append(f"{shown} ({problem})")
         other = seen.setdefault(casefold_name(name), name)

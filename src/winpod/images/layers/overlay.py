@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winpod.images.layers.names import name_key, relative_link
-from winpod.images.layers.tree import DOS_ATTRIBUTES, FILES, OPAQUE
+from winpod.images.layers.tree import DOS_ATTRIBUTES, FILES
 from winpod.images.layers.unpack import RECORD_FILE
+from winpod.images.layers.whiteouts import OPAQUE_ATTRIBUTE
 
 Names = tuple[str, ...]
 """A path as names from the root of a tree."""
@@ -144,7 +145,7 @@ def _copy(layer: _StackedLayer, target: Path) -> None:
 
 
 def _copy_metadata(origin: Path, copy: Path) -> None:
-    for name in {OPAQUE, DOS_ATTRIBUTES}.intersection(os.listxattr(origin)):
+    for name in {OPAQUE_ATTRIBUTE, DOS_ATTRIBUTES}.intersection(os.listxattr(origin)):
         os.setxattr(copy, name, os.getxattr(origin, name))
     status = origin.stat()
     copy.chmod(status.st_mode & 0o777)

@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,13 @@ from pathlib import Path
 from winpod.images.errors import CorruptContent, LimitExceeded
 from winpod.images.layers.names import NameMap, name_key, relative_link, resolve_link
 from winpod.images.layers.tar import EntryType, TarEntry, TarStream, quote_name
+from winpod.images.layers.whiteouts import (
+    AUFS_PREFIX,
+    OPAQUE_WHITEOUT,
+    WHITEOUT_PREFIX,
+    create_whiteout,
+    set_opaque,
+)
 from winpod.windows.paths import invalid_name_reason
 
 
@@ -49,7 +55,6 @@ class UnpackedLayer:
 
 
 FILES, HIVES, UTILITY_VM = "Files", "Hives", "UtilityVM"
-OPAQUE = "trusted.overlay.opaque"
 DOS_ATTRIBUTES = "user.DOSATTRIB"
 
 DESCRIPTORS = "security descriptors"
@@ -58,7 +63,6 @@ UTILITY_VM_ENTRIES = "entries of the utility VM"
 OUTER_LINKS = "links that lead out of C:"
 
 _TOP_DIRECTORIES = {name.upper(): name for name in (FILES, HIVES, UTILITY_VM)}
-_WHITEOUT, _OPAQUE_WHITEOUT, _AUFS_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..wh."
 _READ_ONLY, _HIDDEN, _SYSTEM = 0x1, 0x2, 0x4
 _LONGEST_NAME = 255
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,8 +142,8 @@ class LayerTree:
         directory = self._enter(parent)
         if directory is None:
             self.left_out[UTILITY_VM_ENTRIES] += 1
-        elif name.startswith(_WHITEOUT):
-            self._hide(directory, name, entry)
+        elif name.startswith(WHITEOUT_PREFIX):
+            self._add_whiteout(directory, name, entry)
         else:
             self._add_to(directory, name, entry, source)
             self._last = entry.name.rstrip("/")
@@ -362,17 +366,17 @@ class LayerTree:
             )
         directory.children[name_key(name)] = LayerLink(link.name, target)
 
-    def _hide(self, directory: LayerDirectory, name: str, entry: TarEntry) -> None:
+    def _add_whiteout(self, directory: LayerDirectory, name: str, entry: TarEntry) -> None:
         if directory.path.partition("/")[0] != FILES:
             raise CorruptContent(
                 f"{quote_name(entry.name)} in the layer is a whiteout outside of C:."
             )
-        if name == _OPAQUE_WHITEOUT:
+        if name == OPAQUE_WHITEOUT:
             if not directory.depth:
                 raise CorruptContent("The layer has an opaque whiteout of all of C:.")
             directory.is_opaque = True
-        elif not name.startswith(_AUFS_WHITEOUT):
-            hidden = name.removeprefix(_WHITEOUT)
+        elif not name.startswith(AUFS_PREFIX):
+            hidden = name.removeprefix(WHITEOUT_PREFIX)
             directory.hidden[name_key(hidden)] = self._spell(directory, hidden)[0]
 
     def _create_link(self, directory: LayerDirectory, link: LayerLink) -> tuple[str, str]:
@@ -401,13 +405,12 @@ class LayerTree:
             if isinstance(child, LayerDirectory):
                 child.is_opaque = True
             elif child is None:
-                device = os.makedev(0, 0)
-                os.mknod(name, stat.S_IFCHR | 0o600, device, dir_fd=self._open(directory))
+                create_whiteout(name, self._open(directory))
 
     def _apply_metadata(self, directory: LayerDirectory) -> None:
         file = self._open(directory)
         if directory.is_opaque:
-            os.setxattr(file, OPAQUE, b"y")
+            set_opaque(file)
         _set_dos_attributes(file, directory.attributes)
         os.fchmod(file, 0o755)
         if directory.mtime is not None:
