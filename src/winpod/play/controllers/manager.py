@@ -18,9 +18,10 @@ from winpod.play.apiserver.pods import PodStore
 from winpod.play.apiserver.store import EventStore, ObjectStore, StoredObject
 from winpod.play.apply import Applier
 from winpod.play.controllers.cronjob import reconcile_cronjob
+from winpod.play.controllers.daemonset import reconcile_daemonset
 from winpod.play.controllers.deployment import reconcile_deployment, reconcile_replicaset
 from winpod.play.controllers.job import is_job_finished, reconcile_job
-from winpod.play.controllers.statefulset import reconcile_daemonset, reconcile_statefulset
+from winpod.play.controllers.statefulset import reconcile_statefulset
 from winpod.play.kubelet_objects import from_document
 from winpod.play.pod_template import ControllerActions, earliest, name_of, owner_of
 from winpod.play.scheduler import Scheduler
