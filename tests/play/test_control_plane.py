@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,10 @@ from tests.cli.conftest import EXAMPLES
 from tests.support.winpod_cli import winpod
 from winpod.config import ComputeKind, Config, RuntimeSettings
 from winpod.errors import InvalidInput
-from winpod.images.pull.puller import pull
-from winpod.images.store.store import Store
 from winpod.play.apiserver.objects import ObjectKey, validate_object
 from winpod.play.control_plane import ApplyRequest, ControlPlane
 from winpod.play.nodes import parse_node
 from winpod.play.views import object_view, state_view
-from winpod.windows.builds import parse_build
-from winpod.windows.handlers import PROCESS_HANDLER
 
 LEGACY, WEB = "registry.example/legacy:1.0", "registry.example/web:1.0"
 
@@ -48,14 +43,7 @@ class PlaySession:
         """Pull images and apply objects, as the command does."""
         objects = [validate_object(document, "default") for document in documents]
         request = ApplyRequest(objects, [parse_node(text) for text in nodes], [self.layout])
-        pulls = await self.control_plane.images_to_pull(request)
-        with Store(self.control_plane.root) as store:
-            for pull_request in pulls:
-                name = f"oci:{self.layout}:{pull_request.image}"
-                await pull(store, name, PROCESS_HANDLER, parse_build(pull_request.build))
-        changes, _ = await self.control_plane.apply(
-            replace(request, local=tuple(pull_request.image for pull_request in pulls))
-        )
+        changes, _ = await self.control_plane.apply(request)
         return [str(change) for change in changes]
 
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -184,9 +172,8 @@ async def test_rejected_apply_changes_nothing(tmp_path: Path, layout: Path) -> N
             ),
             (ApplyRequest(new, publish=["8080:web", "no"]), "not a port to publish"),
         ):
-            for call in (session.control_plane.images_to_pull, session.control_plane.apply):
-                with pytest.raises(InvalidInput, match=message):
-                    await call(request)
+            with pytest.raises(InvalidInput, match=message):
+                await session.control_plane.apply(request)
         assert session.control_plane.records.keys() == keys
         assert [session.control_plane.records.get(key) for key in keys] == before
         assert session.control_plane.records.setting("publish") == []
@@ -354,3 +341,39 @@ async def test_failed_job_is_not_restarted_by_next_process(tmp_path: Path, layou
         await session.control_plane.delete([ObjectKey("Job", "default", "once")], volumes=False)
         await session.apply(endless)
         await session.until(all_ready(1))
+
+
+async def test_apply_plans_again_if_nodes_change_during_the_pulls(
+    tmp_path: Path, layout: Path
+) -> None:
+    async with play_session(tmp_path, layout) as session:
+        await session.apply(pod("one"), nodes=("2022",))
+        await session.until(all_ready(1))
+        lines: list[str] = []
+
+        def report(line: dict[str, Any]) -> None:
+            if not lines:
+                session.control_plane.records.remove(ObjectKey("Node", "", "win-2022"))
+            lines.append(line["type"])
+
+        request = ApplyRequest([validate_object(pod("two"), "default")])
+        changes, notes = await session.control_plane.apply(request, report)
+        assert [str(change) for change in changes] == ["node/win-2022 created", "pod/two created"]
+        assert notes[0].startswith("one node, ")
+        assert lines == ["validated", "validated"]
+
+
+async def test_cancelled_apply_changes_nothing(tmp_path: Path, layout: Path) -> None:
+    async with play_session(tmp_path, layout) as session:
+        request = ApplyRequest([validate_object(pod("one"), "default")], layouts=[str(layout)])
+        validated = asyncio.Event()
+        applying = asyncio.create_task(
+            session.control_plane.apply(request, lambda _: validated.set())
+        )
+        await validated.wait()
+        applying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+        records = session.control_plane.records
+        assert (records.keys(), records.setting("layouts")) == ([], [])
+        assert session.control_plane.fleet.nodes == {}

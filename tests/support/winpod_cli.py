@@ -18,7 +18,7 @@ class Ran:
     err: str
 
 
-def _environment(home: Path) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -34,7 +34,7 @@ def started(*arguments: str, home: Path) -> Iterator[IO[str]]:
     """What a command prints that goes on until it is interrupted."""
     line = [sys.executable, "-m", "winpod", *arguments]
     process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=_environment(home)
+        line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment(home)
     )
     try:
         assert process.stdout is not None
@@ -51,7 +51,7 @@ def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None
         input=stdin,
         capture_output=True,
         text=True,
-        env=_environment(home),
+        env=environment(home),
         cwd=cwd,
         check=False,
         timeout=600,

@@ -121,8 +121,9 @@ class ImageResolver:
     """Describes images. Async context manager.
 
     `sizes=False` skips the sizes, which takes one request per image instead of one per platform.
-    `time_limit` applies to each image. `user_credentials=False` ignores the current user's logins,
-    for lookups on behalf of other users.
+    `time_limit` applies to each image. `credentials` are tried after the pull secrets.
+    `user_credentials=False` ignores the current user's logins, for lookups on behalf of other
+    users.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class ImageResolver:
         time_limit: float = 30.0,
         concurrency: int = 16,
         sizes: bool = True,
+        credentials: Sequence[CredentialSource] = (),
         user_credentials: bool = True,
     ) -> None:
         self._layout_paths = tuple(layouts)
@@ -143,6 +145,7 @@ class ImageResolver:
         self._cache = cache or DocumentCache()
         self._time_limit = time_limit
         self._sizes = sizes
+        self._credentials = tuple(credentials)
         self._slots = asyncio.Semaphore(concurrency)
         self._registry = RegistryClient(answer_seconds=time_limit / 3, connections=2 * concurrency)
         self._layouts: dict[Path, Layout] = {}
@@ -201,7 +204,8 @@ class ImageResolver:
             return await self._from_cache(reference)
         key = (reference.registry, reference.repository, secrets_key)
         if key not in self._repositories:
-            sources = (*read_pull_secrets(secrets), *self._user_credentials())
+            secret_sources = read_pull_secrets(secrets)
+            sources = (*secret_sources, *self._credentials, *self._user_credentials())
             self._repositories[key] = self._registry.repository(reference, sources)
         return await self._from_registry(reference, self._repositories[key])
 

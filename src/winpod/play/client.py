@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, UnixConnector
 
 from winpod.config import ComputeKind, Config
 from winpod.cri.daemonize import start_daemon
@@ -23,6 +24,7 @@ from winpod.play.server import play_directory, socket_path
 _MAX_SOCKET_PATH = 90
 _REQUEST_TIMEOUT_SECONDS = 600.0
 _EXIT_SECONDS = 20.0
+_MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 class PlayRequestFailed(WinpodError):
@@ -48,15 +50,46 @@ class PlayClient:
     async def post(self, path: str, body: Document) -> Any:
         return await self._request("POST", path, json=body)
 
+    async def apply(self, body: Document, on_progress: Callable[[Document], None]) -> Document:
+        """Apply objects and return the result; lines before it go to `on_progress`.
+
+        The daemon cancels the apply if this client disconnects.
+        """
+        try:
+            async with self._http.post(
+                "http://play/apply",
+                json=body,
+                timeout=ClientTimeout(total=None),
+                read_bufsize=_MAX_LINE_BYTES,
+            ) as response:
+                if response.status >= 400:
+                    raise PlayRequestFailed(await _read_json(response))
+                async for text in response.content:
+                    line: Document = json.loads(text)
+                    match line.get("type"):
+                        case "error":
+                            raise PlayRequestFailed(line)
+                        case "applied" | None:  # a daemon of an older version sends only this line
+                            return line
+                        case _:
+                            on_progress(line)
+        except (ClientError, OSError) as error:
+            raise Unavailable(f"The play daemon does not answer: {error}.") from None
+        raise Unavailable("The play daemon exited before it applied the objects.")
+
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
             async with self._http.request(method, f"http://play/{path}", **options) as response:
-                reply = await response.json() if response.content_type.endswith("json") else {}
+                reply = await _read_json(response)
                 if response.status >= 400:
                     raise PlayRequestFailed(reply)
                 return reply
         except (ClientError, OSError) as error:
             raise Unavailable(f"The play daemon does not answer: {error}.") from None
+
+
+async def _read_json(response: ClientResponse) -> Any:
+    return await response.json() if response.content_type.endswith("json") else {}
 
 
 async def connect_existing(root: Path) -> PlayClient | None:

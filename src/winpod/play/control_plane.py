@@ -11,14 +11,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
 
 from winpod.clock import utc_now
+from winpod.concurrency import run_to_completion
 from winpod.config import ComputeKind, Config
 from winpod.errors import WinpodError
+from winpod.images.registry.auth import ResolvedCredentials
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.interfaces import EventType
 from winpod.play import scheduler
@@ -31,6 +33,7 @@ from winpod.play.controllers import manager
 from winpod.play.controllers.manager import ControllerManager
 from winpod.play.controllers.pvc import CLAIM, VOLUME, PvcController, delete_directories
 from winpod.play.image_lookup import ImageLookup
+from winpod.play.image_pull import ImagePull, ImagePuller, Report, ignore_report
 from winpod.play.kubelet_objects import StoredObjectSource, from_document
 from winpod.play.nodes import NodeManager, node_document
 from winpod.play.pod_template import is_terminal, name_of
@@ -45,26 +48,23 @@ _VOLUME_KINDS = (CLAIM, VOLUME)
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """The input of one `winpod play`; `local` lists images loaded from OCI layouts."""
+    """The input of one `winpod play`; `credentials` are the user's, for the pulls."""
 
     documents: Sequence[Document]
     nodes: Sequence[Document] = ()
     layouts: Sequence[str] = ()
     publish: Sequence[str] = ()
-    local: Sequence[str] = ()
+    credentials: ResolvedCredentials = field(default_factory=ResolvedCredentials)
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePull:
-    """An image that a pod needs, for the handler and build of its node.
+class _ApplyPlan:
+    """What an apply needs: nodes to add, and images to pull for them and the existing nodes."""
 
-    `secrets` are its pull secrets, each as JSON.
-    """
-
-    image: str
-    handler: str
-    build: str
-    secrets: tuple[str, ...] = ()
+    existing_nodes: Sequence[Document]
+    nodes: Sequence[Document]
+    notes: list[str]
+    pulls: Sequence[ImagePull]
 
 
 class ControlPlane:
@@ -83,6 +83,7 @@ class ControlPlane:
         self._volume_deletion: asyncio.Task[None] | None = None
         self.desired = Applier(self.records, self.pods, self.claims)
         self._images = ImageLookup(self.records)
+        self._puller = ImagePuller(root, config)
         self._scheduler = Scheduler(
             self.records,
             self.pods,
@@ -129,49 +130,72 @@ class ControlPlane:
     def is_deleting_volumes(self) -> bool:
         return self._volume_deletion is not None and not self._volume_deletion.done()
 
-    async def apply(self, request: ApplyRequest) -> tuple[list[AppliedChange], list[str]]:
-        """Apply all objects or none.
+    async def apply(
+        self, request: ApplyRequest, report: Report = ignore_report
+    ) -> tuple[list[AppliedChange], list[str]]:
+        """Apply all objects or none, and return the changes and notes.
 
-        Validation comes first, then the nodes start, then all objects are written in one
-        transaction.
+        Validation comes first, then the images are pulled, the nodes start, and all objects are
+        written in one transaction. Others may change objects during the pulls; if the nodes
+        changed, the apply starts over. A cancelled apply changes nothing, unless it comes too late.
         """
-        async with self._lock:
-            self._validate(request)
-            self._add_layouts(request.layouts)
-            nodes, notes = await self._nodes_for(request)
-            documents = in_apply_order([*nodes, *request.documents])
-            await self._add_nodes(documents)
-            with self.records.transaction():
-                self._add_setting("publish", request.publish)
-                self._add_setting("local images", request.local)
-                changes = [self.desired.apply(document) for document in documents]
-            if any(c.key.kind in _PULL_SECRET_KINDS and c.what != "unchanged" for c in changes):
+        has_new_layouts = not {*request.layouts} <= {*self.records.setting("layouts")}
+        if has_new_layouts:
+            self._images.invalidate()
+        try:
+            while True:
+                async with self._lock:
+                    with self._images.on_behalf_of_user(request.layouts, request.credentials):
+                        plan = await self._plan(request)
+                images = dict.fromkeys(pull.image for pull in plan.pulls)
+                report({"type": "validated", "images": list(images)})
+                local = await self._puller.pull(
+                    plan.pulls, request.layouts, request.credentials, report
+                )
+                async with self._lock:
+                    if self.records.list_kind("Node") == plan.existing_nodes:
+                        changes = await run_to_completion(self._commit(request, plan, local))
+                        return changes, plan.notes
+        except BaseException:
+            if has_new_layouts:
                 self._images.invalidate()
-            await self._refresh_volumes(changes)
-        self._dirty.set()
-        return changes, notes
+            raise
 
-    async def images_to_pull(self, request: ApplyRequest) -> list[ImagePull]:
-        """List the images that pods of these objects need, for every node they can run on."""
-        async with self._lock:
-            self._validate(request)
-            self._add_layouts(request.layouts)
-            nodes, _ = await self._nodes_for(request)
-            facts = self.fleet.node_configs(
-                [*self.records.list_kind("Node"), *nodes, *request.documents]
-            )
-            pulls: dict[ImagePull, None] = {}
-            for document in request.documents:
-                if pod := pod_template_of(document):
-                    images = await self._images.images_of(pod, request.documents)
-                    classes = self._scheduler.classes(request.documents)
-                    feasible = scheduler.feasible_nodes(pod, facts, classes, images, self._handlers)
-                    secrets = tuple(map(json.dumps, self._images.secrets(pod, request.documents)))
-                    for node, handler in feasible:
-                        build = str(node.build)
-                        new = (ImagePull(i, handler, build, secrets) for i in images_of(pod))
-                        pulls |= dict.fromkeys(new)
-            return list(pulls)
+    async def _plan(self, request: ApplyRequest) -> _ApplyPlan:
+        """Validate the request, and list the images of its pods for every node they can run on."""
+        self._validate(request)
+        existing = self.records.list_kind("Node")
+        nodes, notes = await self._nodes_for(request)
+        facts = self.fleet.node_configs([*existing, *nodes, *request.documents])
+        pulls: dict[ImagePull, None] = {}
+        for document in request.documents:
+            if pod := pod_template_of(document):
+                images = await self._images.images_of(pod, request.documents)
+                classes = self._scheduler.classes(request.documents)
+                feasible = scheduler.feasible_nodes(pod, facts, classes, images, self._handlers)
+                secrets = tuple(map(json.dumps, self._images.secrets(pod, request.documents)))
+                for node, handler in feasible:
+                    new = (ImagePull(i, handler, node.build, secrets) for i in images_of(pod))
+                    pulls |= dict.fromkeys(new)
+        return _ApplyPlan(existing, nodes, notes, list(pulls))
+
+    async def _commit(
+        self, request: ApplyRequest, plan: _ApplyPlan, local: Sequence[str]
+    ) -> list[AppliedChange]:
+        """Start the nodes and write all objects; `local` are the images that layouts have."""
+        self._validate(request)
+        documents = in_apply_order([*plan.nodes, *request.documents])
+        await self._add_nodes(documents)
+        with self.records.transaction():
+            self._add_setting("layouts", request.layouts)
+            self._add_setting("publish", request.publish)
+            self._add_setting("local images", local)
+            changes = [self.desired.apply(document) for document in documents]
+        if any(c.key.kind in _PULL_SECRET_KINDS and c.what != "unchanged" for c in changes):
+            self._images.invalidate()
+        self._dirty.set()
+        await self._refresh_volumes(changes)
+        return changes
 
     async def delete(self, keys: Iterable[ObjectKey], *, volumes: bool) -> list[AppliedChange]:
         async with self._lock:
@@ -186,17 +210,11 @@ class ControlPlane:
         self.fleet.validate([*request.nodes, *request.documents])
         self.desired.validate(request.documents)
 
-    def _add_layouts(self, layouts: Sequence[str]) -> None:
-        if self._add_setting("layouts", layouts):
-            self._images.invalidate()
-
-    def _add_setting(self, name: str, values: Sequence[str]) -> bool:
-        """Append new values to a stored setting; report whether there were any."""
+    def _add_setting(self, name: str, values: Sequence[str]) -> None:
+        """Append new values to a stored setting."""
         before = self.records.setting(name)
-        new = [value for value in values if value not in before]
-        if new:
+        if new := [value for value in values if value not in before]:
             self.records.set(name, [*before, *new])
-        return bool(new)
 
     async def _nodes_for(self, request: ApplyRequest) -> tuple[list[Document], list[str]]:
         """Return the requested nodes or, if there are none at all, one node of the best build."""

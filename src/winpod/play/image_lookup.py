@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
 
 from winpod.errors import InvalidInput, WinpodError
 from winpod.images.references import parse_reference
+from winpod.images.registry.auth import CredentialSource
 from winpod.images.resolver import ImageResolver, guess_build_from_tag, parse_layout_name
 from winpod.play.apiserver.objects import Document, key_of
 from winpod.play.apiserver.pods import images_of, pull_secrets
@@ -26,14 +28,28 @@ class ImageLookup:
 
     def __init__(self, records: ObjectStore) -> None:
         self._records = records
+        self._user_layouts: tuple[str, ...] = ()
+        self._user_credentials: tuple[CredentialSource, ...] = ()
         self._cache: dict[str, Image] = {}
         self._failed: dict[str, tuple[float, str]] = {}
         """By image: the time of the next attempt, and the last error."""
 
+    @contextmanager
+    def on_behalf_of_user(
+        self, layouts: Sequence[str], credentials: CredentialSource
+    ) -> Iterator[None]:
+        """Use also the layouts and credentials of a user, for lookups in this context."""
+        self._user_layouts, self._user_credentials = tuple(layouts), (credentials,)
+        try:
+            yield
+        finally:
+            self._user_layouts = self._user_credentials = ()
+
     async def images_of(self, pod: v1.Pod, new: Iterable[Document] = ()) -> dict[str, Image]:
         """Look up the images of a pod; `new` holds objects that are not stored yet."""
         names = images_of(pod)
-        layouts = [Path(name) for name in self._records.setting("layouts")]
+        paths = dict.fromkeys((*self._records.setting("layouts"), *self._user_layouts))
+        layouts = [Path(path) for path in paths]
         await self._look_up(names, layouts, self.secrets(pod, new))
         return {name: self._cache[name] for name in names if name in self._cache}
 
@@ -58,7 +74,9 @@ class ImageLookup:
         if not missing:
             return
         present = [layout for layout in layouts if layout.exists()]
-        async with ImageResolver(layouts=present, sizes=False, time_limit=15) as resolver:
+        async with ImageResolver(
+            layouts=present, sizes=False, time_limit=15, credentials=self._user_credentials
+        ) as resolver:
             for image in missing:
                 try:
                     self._cache[image] = await resolver.describe(image, secrets)

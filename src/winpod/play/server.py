@@ -10,25 +10,27 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.config import Config
 from winpod.errors import Unavailable, WinpodError
 from winpod.files import FileLock
-from winpod.play.apiserver.objects import ObjectKey
+from winpod.images.registry.auth import ResolvedCredentials
+from winpod.play.apiserver.objects import Document, ObjectKey
+from winpod.play.apply import AppliedChange
 from winpod.play.control_plane import ApplyRequest, ControlPlane
 from winpod.play.views import names_view, object_view, state_view
 
+_ApplyResult = tuple[list[AppliedChange], list[str]]
 _log = logging.getLogger(__name__)
 IDLE_SECONDS = 5.0
 PREPARE_SECONDS = 60.0
-"""How long a client may prepare its apply request, which takes long on a slow machine."""
+"""How long the client that started the daemon may take to send its first request."""
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 
@@ -59,7 +61,7 @@ async def serve(root: Path, config: Config) -> None:
 
 async def _run(control_plane: ControlPlane, emulation: bool) -> None:
     api = PlayApi(control_plane, emulation)
-    runner = web.AppRunner(api.app(), access_log=None)
+    runner = web.AppRunner(api.app(), access_log=None, handler_cancellation=True)
     await runner.setup()
     socket = socket_path(control_plane.root)
     socket.unlink(missing_ok=True)
@@ -79,6 +81,7 @@ async def _run(control_plane: ControlPlane, emulation: bool) -> None:
         for task in exits:
             task.cancel()
         socket.unlink(missing_ok=True)
+        await api.cancel_applies()
         await runner.cleanup()
 
 
@@ -89,6 +92,7 @@ class PlayApi:
         self._control_plane = control_plane
         self._emulation = emulation
         self._active_requests = 0
+        self._applies: set[asyncio.Task[_ApplyResult]] = set()
         self._last_request_end = asyncio.get_running_loop().time()
         self._idle_timeout = PREPARE_SECONDS
 
@@ -99,7 +103,6 @@ class PlayApi:
         app.router.add_get("/names", self._names)
         app.router.add_get("/events", self._events)
         app.router.add_get("/object", self._object)
-        app.router.add_post("/pulls", self._pulls)
         app.router.add_post("/apply", self._apply)
         app.router.add_post("/delete", self._delete)
         return app
@@ -123,8 +126,7 @@ class PlayApi:
         try:
             return await handler(request)
         except WinpodError as error:
-            body = {"sentence": error.message, "advice": error.hint}
-            return web.json_response(body, status=400)
+            return web.json_response(_to_error(error), status=400)
         finally:
             self._active_requests -= 1
             self._last_request_end = asyncio.get_running_loop().time()
@@ -148,16 +150,39 @@ class PlayApi:
         key = ObjectKey(query["kind"], query.get("namespace", ""), query["name"])
         return web.json_response(object_view(self._control_plane, key), dumps=_dumps)
 
-    async def _pulls(self, request: web.Request) -> web.Response:
-        self._idle_timeout = PREPARE_SECONDS
-        pulls = await self._control_plane.images_to_pull(_to_request(await request.json()))
-        return web.json_response([asdict(pull) for pull in pulls])
+    async def _apply(self, request: web.Request) -> web.StreamResponse:
+        """Apply objects, and stream the progress and the result, each as a line of JSON.
 
-    async def _apply(self, request: web.Request) -> web.Response:
+        The apply is cancelled if the client disconnects.
+        """
         self._idle_timeout = IDLE_SECONDS
-        changes, notes = await self._control_plane.apply(_to_request(await request.json()))
-        result = [[c.key.kind, c.key.namespace, c.key.name, c.what] for c in changes]
-        return web.json_response({"changes": result, "notes": notes})
+        lines: asyncio.Queue[Document | None] = asyncio.Queue()
+        work = asyncio.create_task(
+            self._control_plane.apply(_to_request(await request.json()), lines.put_nowait)
+        )
+        work.add_done_callback(lambda _: lines.put_nowait(None))
+        self._applies.add(work)
+        try:
+            response = web.StreamResponse()
+            response.content_type = "application/x-ndjson"
+            while (line := await lines.get()) is not None:
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(_encode_line(line))
+            if not response.prepared:
+                await work  # was rejected; the status says so
+            await response.write(_encode_line(await _result(work)))
+            return response
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            self._applies.discard(work)
+
+    async def cancel_applies(self) -> None:
+        """Cancel applies that still pull images, and wait until their cleanup is done."""
+        for work in self._applies:
+            work.cancel()
+        await asyncio.gather(*self._applies, return_exceptions=True)
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._idle_timeout = IDLE_SECONDS
@@ -168,18 +193,40 @@ class PlayApi:
         else:
             keys = [ObjectKey(*parts) for parts in body["keys"]]
         changes = await self._control_plane.delete(keys, volumes=volumes)
-        result = [[c.key.kind, c.key.namespace, c.key.name, c.what] for c in changes]
-        return web.json_response({"changes": result})
+        return web.json_response({"changes": _to_rows(changes)})
 
 
-def _to_request(body: dict[str, Any]) -> ApplyRequest:
+def _to_request(body: Document) -> ApplyRequest:
     return ApplyRequest(
         body.get("objects", ()),
         body.get("nodes", ()),
         body.get("layouts", ()),
         body.get("publish", ()),
-        body.get("local", ()),
+        msgspec.convert(body.get("credentials", {}), ResolvedCredentials),
     )
+
+
+async def _result(work: asyncio.Task[_ApplyResult]) -> Document:
+    try:
+        changes, notes = await work
+    except WinpodError as error:
+        return {"type": "error", **_to_error(error)}
+    except Exception:
+        _log.exception("Apply failed")
+        return {"type": "error"}
+    return {"type": "applied", "changes": _to_rows(changes), "notes": notes}
+
+
+def _to_error(error: WinpodError) -> Document:
+    return {"sentence": error.message, "advice": error.hint}
+
+
+def _to_rows(changes: Iterable[AppliedChange]) -> list[list[str]]:
+    return [[c.key.kind, c.key.namespace, c.key.name, c.what] for c in changes]
+
+
+def _encode_line(line: Document) -> bytes:
+    return json.dumps(line).encode() + b"\n"
 
 
 def _dumps(value: object) -> str:

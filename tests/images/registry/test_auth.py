@@ -4,12 +4,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.registries import log_in
 from winpod.errors import InvalidInput
 from winpod.images.registry.auth import (
     Credential,
+    ResolvedCredentials,
     find_credential,
     read_docker_config,
     read_pull_secret,
@@ -209,3 +211,41 @@ async def test_config_is_used_if_the_helper_has_no_credential(
 async def test_helper_must_be_a_name_without_path(home: Path) -> None:
     with pytest.raises(InvalidInput, match="invalid name"):
         await user_for(home, {"credsStore": "../../bin/sh"}, "example.com")
+
+
+async def test_resolved_credentials_need_no_helpers_and_survive_json(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_helper(home / "bin", monkeypatch, ANSWER)
+    log_in(
+        home,
+        {
+            "credHelpers": {"helped.com": "test", "broken.com": "absent"},
+            "auths": {
+                "helped.com": entry("file"),
+                "plain.com/team": entry("team"),
+                "plain.com": entry("all"),
+                "unrelated.com": entry("other"),
+            },
+        },
+    )
+    docker = read_docker_config()
+    assert docker
+    resolved = await docker.resolve(["helped.com", "plain.com", "broken.com", "unknown.com"])
+    (home / "bin/docker-credential-test").unlink()
+    sent = msgspec.to_builtins(resolved)
+    received = msgspec.convert(json.loads(json.dumps(sent)), ResolvedCredentials)
+    found = {
+        (registry, repository): credential.username if credential else ""
+        for registry, repository in (
+            ("helped.com", "a"),
+            ("plain.com", "team/a"),
+            ("plain.com", "a"),
+            ("unknown.com", "a"),
+            ("unrelated.com", "a"),
+        )
+        for credential in [await received.find(registry, repository)]
+    }
+    assert list(found.values()) == ["helped.com", "team", "all", "", ""]
+    with pytest.raises(InvalidInput, match=r"docker-credential-absent .* cannot be run"):
+        await received.find("broken.com", "a")

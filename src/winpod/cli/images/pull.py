@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated
@@ -28,8 +28,9 @@ from winpod.cli.options import Format, Output, Root, short_id
 from winpod.config import BaseLayerPolicy, Config, read_config
 from winpod.images.pull.platform_match import resolve_handler
 from winpod.images.pull.puller import pull
-from winpod.images.pull.singleflight import LOGGER, LayerProgress, LayerState
-from winpod.images.registry.auth import CredentialSource, read_docker_config
+from winpod.images.pull.singleflight import LOGGER, LayerProgress, LayerState, ignore_progress
+from winpod.images.pull.singleflight import Progress as LayerCallback
+from winpod.images.registry.auth import read_docker_config
 from winpod.images.store.records import StoredImage
 from winpod.images.store.store import Store
 from winpod.windows.builds import parse_build
@@ -100,31 +101,30 @@ async def pull_image(
     handler: Handler,
     config: Config,
     *,
-    credentials: Sequence[CredentialSource] = (),
     quiet: bool = False,
 ) -> StoredImage:
-    """Pull an image and show the progress. The user's docker credentials are tried last."""
+    """Pull an image with the user's docker credentials, and show the progress."""
     docker = read_docker_config()
     task = asyncio.current_task()
     if task:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with Store(config.root, handlers=config.handlers) as store, _progress(quiet) as progress:
+    with Store(config.root, handlers=config.handlers) as store, show_progress(quiet) as progress:
         return await pull(
             store,
             reference,
             handler,
             config.host_build,
-            credentials=(*credentials, *((docker,) if docker else ())),
+            credentials=(docker,) if docker else (),
             settings=config.images,
             progress=progress,
         )
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[_ProgressBars | _NoProgress]:
+def show_progress(quiet: bool = False) -> Iterator[LayerCallback]:
     """Show progress bars on a terminal, log lines otherwise."""
     if quiet:
-        yield _NoProgress()
+        yield ignore_progress
         return
     console = Console(stderr=True)
     if console.is_terminal:
@@ -136,14 +136,9 @@ def _progress(quiet: bool) -> Iterator[_ProgressBars | _NoProgress]:
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     try:
-        yield _NoProgress()
+        yield ignore_progress
     finally:
         LOGGER.removeHandler(handler)
-
-
-class _NoProgress:
-    def __call__(self, _: LayerProgress) -> None:
-        pass
 
 
 class _ProgressBars:

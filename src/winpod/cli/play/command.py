@@ -1,6 +1,6 @@
 """`winpod play`: run Kubernetes manifests on this machine without a cluster.
 
-Images are pulled by this process before the objects are applied, to show the progress.
+The daemon pulls the images before it applies the objects; this process shows the progress.
 """
 
 from __future__ import annotations
@@ -10,80 +10,25 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 
-from winpod.cli.images.pull import pull_image
 from winpod.cli.options import Format, Output, Root
+from winpod.cli.play.pulls import PullOutput, user_credentials
 from winpod.cli.play.table import failed_workloads, list_changes, print_changes, print_state
 from winpod.cli.play.wait import WAIT_SECONDS, wait_settled
 from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.config import Config, read_config
 from winpod.errors import InvalidInput, WinpodError
-from winpod.images.errors import ImageNotPulled
-from winpod.images.layout import open_layout
-from winpod.images.pull.platform_match import resolve_handler
-from winpod.images.pull.puller import find_variant
-from winpod.images.references import parse_reference
-from winpod.images.registry.auth import read_pull_secrets
-from winpod.images.resolver import parse_layout_name
-from winpod.images.store.store import Store
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of, read_manifest_files
 from winpod.play.client import PlayClient, connect_or_start
 from winpod.play.nodes import parse_node
 from winpod.play.proxy.service_proxy import parse_published_port
-from winpod.windows.builds import parse_build
-
-
-async def pull_images(
-    pulls: Iterable[dict[str, Any]], layouts: Iterable[str], config: Config
-) -> list[str]:
-    """Pull the images and return those that came from a local OCI layout.
-
-    A failed pull is printed and left to the nodes, which retry it.
-    """
-    layout_paths = [Path(layout) for layout in layouts]
-    local = []
-    for pull in pulls:
-        image, pull_config = pull["image"], replace(config, host_build=parse_build(pull["build"]))
-        handler = resolve_handler(config.handlers, pull["handler"])
-        local_name = _find_in_layouts(image, layout_paths)
-        try:
-            if local_name:
-                await pull_image(local_name, handler, pull_config, quiet=True)
-                local.append(image)
-                continue
-            try:
-                with Store(
-                    pull_config.root, host=pull_config.host_build, handlers=pull_config.handlers
-                ) as store:
-                    await find_variant(store, image, handler, pull_config.host_build)
-            except ImageNotPulled:
-                secrets = read_pull_secrets([json.loads(text) for text in pull["secrets"]])
-                await pull_image(image, handler, pull_config, credentials=secrets)
-        except WinpodError as error:
-            print(f"winpod: {error}", file=sys.stderr)
-    return local
-
-
-def _find_in_layouts(image: str, layouts: Iterable[Path]) -> str:
-    """Return the image's name in the first layout that contains it, or an empty string."""
-    if parse_layout_name(image):
-        return image
-    reference = parse_reference(image)
-    for path in layouts:
-        layout = open_layout(path)
-        try:
-            if layout.find(reference):
-                return f"oci:{path}:{image}"
-        finally:
-            layout.close()
-    return ""
-
 
 _WATCH_SECONDS = 0.5
 
@@ -189,13 +134,13 @@ class _PlayRequest:
             "Name a manifest with, for example, a Pod or a Deployment.",
         )
 
-    def body(self, documents: list[Document], local: Sequence[str] = ()) -> Document:
+    async def body(self, documents: list[Document]) -> Document:
         return {
             "objects": documents,
             "nodes": self.nodes,
             "layouts": self.layouts,
             "publish": self.publish,
-            "local": list(local),
+            "credentials": msgspec.to_builtins(await user_credentials(documents)),
         }
 
     def stamp(self) -> object:
@@ -225,7 +170,7 @@ async def _play(
     documents = request.read()
     emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
     async with connect_or_start(config.root, config, emulation=emulation) as client:
-        is_ready = await _apply(client, request, documents, config, seconds, output)
+        is_ready = await _apply(client, request, documents, seconds, output)
         while watch:
             await asyncio.sleep(_WATCH_SECONDS)
             before, latest = latest, request.stamp()
@@ -238,9 +183,7 @@ async def _play(
                 if output is Format.TEXT:
                     print_changes(removed)
                 documents = new
-                is_ready = await _apply(
-                    client, request, documents, config, seconds, output, removed
-                )
+                is_ready = await _apply(client, request, documents, seconds, output, removed)
             except WinpodError as error:
                 print(f"winpod: {error}", file=sys.stderr)
         return is_ready
@@ -250,15 +193,13 @@ async def _apply(
     client: PlayClient,
     request: _PlayRequest,
     documents: list[Document],
-    config: Config,
     seconds: float,
     output: Format,
     removed: Document | None = None,
 ) -> bool:
     """Apply the manifests and print the result. JSON output also lists what was `removed`."""
-    pulls = await client.post("pulls", request.body(documents))
-    local = await pull_images(pulls, request.layouts, config)
-    result = await client.post("apply", request.body(documents, local))
+    with PullOutput() as pull_output:
+        result = await client.apply(await request.body(documents), pull_output.show)
     if output is Format.TEXT:
         print_changes(result)
     if seconds:

@@ -73,17 +73,52 @@ class DockerConfig:
     store: str
 
     async def find(self, registry: str, repository: str) -> Credential | None:
-        if helper := self._helper(registry):
-            key = _HUB_KEY if registry in _HUB_NAMES else registry
-            if credential := await _run_helper(helper, key, self.path):
-                return credential
-        return await self.keyring.find(registry, repository)
+        return await self._ask_helper(registry) or await self.keyring.find(registry, repository)
+
+    async def resolve(self, registries: Iterable[str]) -> ResolvedCredentials:
+        """Return the credentials of these registries, asking the helpers now."""
+        chosen = list(registries)
+        entries, failures = [], {}
+        for registry in chosen:
+            try:
+                if credential := await self._ask_helper(registry):
+                    entries.append((registry, credential))
+            except InvalidInput as error:
+                failures[registry] = str(error)
+        matching = [
+            (key, credential)
+            for key, credential in self.keyring.entries
+            if any(_host_matches(_split_key(key)[0], registry) for registry in chosen)
+        ]
+        return ResolvedCredentials(Keyring(tuple(entries)), Keyring(tuple(matching)), failures)
+
+    async def _ask_helper(self, registry: str) -> Credential | None:
+        helper = self._helper(registry)
+        key = _HUB_KEY if registry in _HUB_NAMES else registry
+        return await _run_helper(helper, key, self.path) if helper else None
 
     def _helper(self, registry: str) -> str:
         for key, helper in self.helpers.items():
             if _host_matches(_split_key(key)[0], registry):
                 return helper
         return self.store
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCredentials:
+    """A user's credentials of some registries, for a process that cannot run the user's helpers.
+
+    A failure of a helper is raised only when its registry asks for a credential.
+    """
+
+    from_helpers: Keyring = Keyring(())
+    keyring: Keyring = Keyring(())
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    async def find(self, registry: str, repository: str) -> Credential | None:
+        if failure := self.failures.get(registry):
+            raise InvalidInput(failure)
+        return await find_credential((self.from_helpers, self.keyring), registry, repository)
 
 
 async def find_credential(
