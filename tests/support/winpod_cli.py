@@ -18,6 +18,9 @@ class Ran:
     err: str
 
 
+_PASSED_ON = ("COVERAGE_", "PYTHONPATH")
+
+
 def environment(home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
@@ -25,7 +28,7 @@ def environment(home: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "COLUMNS": "100",
-        **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
+        **{name: os.environ[name] for name in os.environ if name.startswith(_PASSED_ON)},
     }
 
 
