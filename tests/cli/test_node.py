@@ -1,12 +1,10 @@
-"""Invalid options of `winpod node`, and the taints it registers."""
+"""Invalid options of `winpod node`."""
 
 from pathlib import Path
 
 import pytest
-import typer
 
 from tests.support.winpod_cli import winpod
-from winpod.cli.node import command, taints_to_register
 
 BAD_INPUT = 2
 
@@ -83,23 +81,31 @@ def test_node_without_remaining_capacity_is_reported(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_certificate_without_key_is_reported(tmp_path: Path) -> None:
+    common = ("--kubeconfig", "new", *TOKEN, "--root", str(tmp_path / "root"))
+    ran = winpod("node", *common, "--tls-cert-file", "c.pem", home=tmp_path, cwd=tmp_path)
+    assert ran.code == BAD_INPUT
+    assert ran.err.startswith("winpod: --tls-cert-file and --tls-private-key-file must be given")
+
+
 @pytest.mark.parametrize(
-    ("options", "taints"),
+    ("option", "value"),
     [
-        ((), ["os=windows:NoSchedule"]),
-        (("--register-taint", ""), []),
-        (
-            ("--register-taint", "new:NoExecute", "--register-taint", "a=b:NoSchedule"),
-            ["new:NoExecute", "a=b:NoSchedule"],
-        ),
+        ("--build", "3.11"),
+        ("--label", "rack"),
+        ("--register-taint", "os"),
+        ("--system-reserved", "gpu=1"),
+        ("--eviction-hard", "memory.available"),
+        ("--minimum-image-ttl-duration", "long"),
+        ("--cluster-cidr", "10.0.0.0"),
     ],
-    ids=["default", "none", "two"],
 )
-def test_register_taint_replaces_the_default_taint(
-    options: tuple[str, ...], taints: list[str]
+def test_invalid_value_is_reported_before_anything_is_created(
+    tmp_path: Path, option: str, value: str
 ) -> None:
-    app = typer.Typer()
-    app.command()(command)
-    given = typer.main.get_command(app).make_context("node", ["--kubeconfig", "none", *options])
-    found = taints_to_register(given.params["register_taint"])
-    assert [str(taint) for taint in found] == taints
+    common = ("--kubeconfig", "new", *TOKEN, "--root", str(tmp_path / "root"))
+    ran = winpod("node", *common, option, f"{value}?", home=tmp_path, cwd=tmp_path)
+    assert ran.code == BAD_INPUT
+    assert value.partition("=")[0] in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "root").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -45,6 +48,53 @@ class Format(StrEnum):
 
 
 Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Expand each dataclass parameter of a command into the options declared by its fields.
+
+    A field is declared like a parameter: `Annotated[type, typer.Option(...)] = default`. The
+    options appear in the order of the parameters, and within a dataclass in that of its fields.
+    """
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation
+        for parameter in given
+        if is_dataclass(parameter.annotation)
+    }
+    parameters = [
+        option
+        for parameter in given
+        for option in (
+            _options_of(groups[parameter.name])
+            if parameter.name in groups
+            else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
+    ]
+
+    @wraps(command)
+    def wrapper(**values: Any) -> None:
+        options = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **options)
+
+    wrapper.__annotations__ = {option.name: option.annotation for option in parameters}
+    wrapper.__dict__["__signature__"] = inspect.Signature(parameters)
+    return wrapper
+
+
+def _options_of(group: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=hints[field.name],
+        )
 
 
 def human_size(size: float) -> str:

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from winpod.cli.options import Root
+from winpod.cli.log_format import LogOptions, start_logging
+from winpod.cli.options import Root, with_options
 from winpod.compute.hypervisor.accelerator import is_emulation_allowed
 from winpod.config import SOCKET, ComputeKind, read_config
 from winpod.cri.assemble import RuntimeLocation, assemble
@@ -22,7 +23,9 @@ from winpod.windows.builds import parse_build
 _log = logging.getLogger("winpod")
 
 
+@with_options
 def command(
+    *,
     socket: Annotated[
         Path | None,
         typer.Option(
@@ -62,6 +65,7 @@ def command(
         ),
     ] = 0,
     root: Root = None,
+    log: LogOptions,
 ) -> None:
     """Run the CRI v1 runtime service for Windows containers.
 
@@ -70,8 +74,7 @@ def command(
     """
     config = read_config()
     settings = config.runtime
-    level = settings.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(log, settings.log_level)
     host = parse_build(host_build) if host_build else config.host_build
     network = replace(config.network, cni=cni) if cni else config.network
     settings = replace(

@@ -7,23 +7,21 @@ The plan is computed here; the operator carries it out. `plan` and `apply` share
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from winpod.cli.options import Kubeconfig, default_kubeconfig
+from winpod.cli.options import Kubeconfig, default_kubeconfig, with_options
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.errors import InvalidInput, NotFound, Unavailable
 from winpod.images.resolver import ImageResolver
@@ -124,34 +122,6 @@ class UpgradeOptions:
     @property
     def spec(self) -> dict[str, Any]:
         return write_spec(self.spec_model)
-
-
-def with_upgrade_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Expand the command's first parameter, an UpgradeOptions, into CLI options."""
-    hints = get_type_hints(UpgradeOptions, include_extras=True)
-    _, *command_parameters = inspect.signature(command, eval_str=True).parameters.values()
-    upgrade_parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(UpgradeOptions)
-    ]
-
-    @wraps(command)
-    def wrapper(**given: Any) -> None:
-        options = UpgradeOptions(
-            **{option.name: given.pop(option.name) for option in upgrade_parameters}
-        )
-        command(options, **given)
-
-    keyword_only = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in command_parameters
-    ]
-    wrapper.__dict__["__signature__"] = inspect.Signature([*upgrade_parameters, *keyword_only])
-    return wrapper
 
 
 _POLL_SECONDS = 1.0
@@ -258,7 +228,7 @@ def _group() -> None:
 
 
 @app.command("plan")
-@with_upgrade_options
+@with_options
 def plan(options: UpgradeOptions, output: Form = UpgradeFormat.TEXT) -> None:
     """Show which workloads can move, which cannot and why, and the steps; change nothing.
 
@@ -270,7 +240,7 @@ def plan(options: UpgradeOptions, output: Form = UpgradeFormat.TEXT) -> None:
 
 
 @app.command("apply")
-@with_upgrade_options
+@with_options
 def apply(options: UpgradeOptions, yes: Yes = False, output: Form = UpgradeFormat.TEXT) -> None:
     """Show the plan, ask for confirmation, and start the upgrade.
 

@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -70,14 +72,41 @@ class OperatorOptions:
     Without the webhook, pods are not reviewed and no certificates are written.
     """
 
-    namespace: str
-    identity: str
-    address: str = "0.0.0.0"  # noqa: S104 - probes come from the node
-    port: int = 8080
-    has_webhook: bool = True
-    webhook_port: int = 8443
-    webhook_client_ca: Path | None = None
-    page_port: int = 8081
+    namespace: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Namespace of the settings and the lease (default: the pod's namespace).",
+        ),
+    ] = ""
+    identity: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Unique leader election identity (default: host name and a random suffix).",
+        ),
+    ] = ""
+    address: Annotated[
+        str, typer.Option(metavar="IP", help="Listen address for metrics and health.")
+    ] = "0.0.0.0"  # noqa: S104 - probes come from the node
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port for metrics and health.")] = 8080
+    has_webhook: Annotated[
+        bool,
+        typer.Option("--webhook/--no-webhook", help="Serve the pod admission webhook."),
+    ] = True
+    webhook_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port of the admission webhook.")
+    ] = 8443
+    webhook_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CA for webhook client certificates (default: none required).",
+        ),
+    ] = None
+    page_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port of the dashboard, on loopback.")
+    ] = 8081
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -110,16 +110,17 @@ async def connect_existing(root: Path) -> PlayClient | None:
 
 @asynccontextmanager
 async def connect_or_start(
-    root: Path, config: Config, *, emulation: bool = False
+    root: Path, config: Config, *, emulation: bool = False, arguments: Sequence[str] = ()
 ) -> AsyncIterator[PlayClient]:
     """Connect to the daemon, starting it if necessary.
 
-    With `emulation`, a daemon that may not emulate is replaced by one that may.
+    With `emulation`, a daemon that may not emulate is replaced by one that may. A new daemon gets
+    the additional command line `arguments`.
     """
     client = await connect_existing(root)
     if client and emulation:
         client = await _stop_without_emulation(client, root)
-    client = client or await _start(root, config)
+    client = client or await _start(root, config, arguments)
     try:
         yield client
     finally:
@@ -141,7 +142,7 @@ async def _stop_without_emulation(client: PlayClient, root: Path) -> PlayClient 
     return None
 
 
-async def _start(root: Path, config: Config) -> PlayClient:
+async def _start(root: Path, config: Config, arguments: Sequence[str]) -> PlayClient:
     simulated = config.runtime.compute is ComputeKind.SIMULATED
     if os.geteuid() != 0 and not simulated:
         if socket_path(root).exists():
@@ -162,7 +163,7 @@ async def _start(root: Path, config: Config) -> PlayClient:
             return client
         await _wait_unlocked(root)
         return await start_daemon(
-            ["play", "--serve", "--root", str(root)],
+            ["play", "--serve", "--root", str(root), *arguments],
             directory / "play.log",
             lambda _: connect_existing(root),
         )

@@ -31,7 +31,8 @@ from winpod.kubelet.node.certificate_manager import (
     ensure_serving_certificate,
     needs_bootstrap,
 )
-from winpod.kubelet.node.node_setup import ClusterConnection
+from winpod.kubelet.node.node_options import ConnectionOptions
+from winpod.kubelet.node.node_setup import connect_cluster
 
 NOW = datetime.now(UTC)
 SERVER = CertificateSubject("system:node:win-1", names=("win-1",), addresses=("10.0.0.9",))
@@ -115,11 +116,11 @@ async def test_joined_node_needs_no_token_after_restart(tmp_path: Path) -> None:
     key = PrivateKey.new()
     write_chain(identity.client, key.self_signed(node_subject("win-1"), NOW), key)
     write_kubeconfig(identity.kubeconfig, "https://127.0.0.1:1", b"", identity.client)
-    cluster = ClusterConnection(
+    options = ConnectionOptions(
         identity.kubeconfig, server="https://127.0.0.1:1", token="abcdef.0123456789abcdef"
     )
     async with asyncio.timeout(60):
-        assert (await cluster.connect(identity)).chain == identity.client.read_bytes()
+        assert (await connect_cluster(options, identity)).chain == identity.client.read_bytes()
 
 
 def test_expired_certificate_requires_bootstrap(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ that its service depends on. It is a stand-in: the kubelet itself cannot run her
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from lightkube.models import core_v1 as v1
 
 from winpod.concurrency import supervise
+from winpod.config import Config
 from winpod.cri.fake_runtime import FakeRuntime
 from winpod.cri.proto import api_pb2 as api
 from winpod.k8s.certificates import CertificateSubject
@@ -26,11 +28,16 @@ from winpod.kubelet.node.certificate_manager import (
     rotate_serving_certificate,
 )
 from winpod.kubelet.node.multi_node import SimulatedObjectSource, SimulatedVolumeManager
-from winpod.kubelet.node.node_options import NodeOptions, split_among_nodes
-from winpod.kubelet.node.node_setup import ClusterConnection, available_handlers
+from winpod.kubelet.node.node_options import (
+    ConnectionOptions,
+    DirectoryOptions,
+    NodeOptions,
+    NodeSetup,
+    split_among_nodes,
+)
+from winpod.kubelet.node.node_setup import available_handlers, connect_cluster
 from winpod.kubelet.node.node_status import MachineInfo
 from winpod.placement.model import Taint
-from winpod.windows.builds import parse_build
 
 TAINT = Taint("os", "Windows", "NoSchedule")
 
@@ -47,13 +54,6 @@ class OtherRuntime(FakeRuntime):
 
 async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime: str) -> None:
     """Until it is cancelled; `drive` is the instance's drive C:."""
-    settings = NodeOptions(
-        name=name,
-        build=parse_build(build),
-        is_simulated=True,
-        internal_ip=address,
-        taints=(TAINT,),
-    )
     home = drive / "k/kubelet"
     kubeconfig = home / "kubeconfig"
     if runtime == "docker":
@@ -61,16 +61,22 @@ async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime:
     pki = drive / "var/lib/kubelet/pki"
     pki.mkdir(parents=True, exist_ok=True)
     identity = NodeIdentity(name, kubeconfig, pki)
-    access = await ClusterConnection(kubeconfig, home / "bootstrap.kubeconfig").connect(identity)
+    connection = ConnectionOptions(kubeconfig, home / "bootstrap.kubeconfig")
+    setup = NodeSetup(
+        Config(drive),
+        connection,
+        NodeOptions(name, build, simulated=True, register_taint=[str(TAINT)]),
+        directories=DirectoryOptions(pod_logs=drive),
+    )
+    access = await connect_cluster(connection, identity)
     (pki / "kubelet-client-current.pem").touch()
     async with _server(access) as server:
         cluster = ClusterInformers(server)
         objects = SimulatedObjectSource(server, name, cluster)
         client = OtherRuntime(runtime, "2.4.2" if runtime == "containerd" else "20.10.9")
-        part = split_among_nodes([settings], drive)[name]
-        facts = settings.node_config(
-            drive, drive, await available_handlers(client), part, address, "10.9.0.0/24"
-        )
+        share = split_among_nodes([setup])[name]
+        handlers = await available_handlers(client)
+        facts = replace(setup.node_config(handlers, share, address, "10.9.0.0/24"), root=drive)
         volumes = SimulatedVolumeManager(objects, facts)
         agent = NodeAgent(server, client, facts, MachineInfo(port=0), objects, volumes)
         pods = Reflector(server, v1.Pod, "/api/v1/pods", agent, pods_of_node_selector(name))

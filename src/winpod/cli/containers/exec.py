@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ from winpod.cli.containers.terminal import (
     docker_exit_codes,
     to_shell_exit_code,
 )
-from winpod.cli.options import Root
+from winpod.cli.options import Root, with_options
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.streaming.client import SessionFailed, open_session
 from winpod.errors import InvalidInput
@@ -32,25 +33,32 @@ from winpod.errors import InvalidInput
 _FAILED = "error executing command in container: "
 
 
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Pass stdin to the command.")
+    ] = False
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Allocate a terminal.")] = False
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start the command and do not wait for it.")
+    ] = False
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="K=V", help="Set an environment variable."),
+    ] = None
+    container: ContainerOption = ""
+    namespace: Namespace = ""
+    workdir: Annotated[str, typer.Option("--workdir", "-w", help="Working directory.")] = ""
+
+
+@with_options
 def command(
+    *,
     target: Target,
     arguments: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="Command to execute.")
     ],
-    interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="Pass stdin to the command.")
-    ] = False,
-    tty: Annotated[bool, typer.Option("--tty", "-t", help="Allocate a terminal.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start the command and do not wait for it.")
-    ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="K=V", help="Set an environment variable."),
-    ] = None,
-    container: ContainerOption = "",
-    namespace: Namespace = "",
-    workdir: Annotated[str, typer.Option("--workdir", "-w", help="Working directory.")] = "",
+    options: ExecOptions,
     root: Root = None,
 ) -> None:
     """Execute a command in a running container.
@@ -58,12 +66,16 @@ def command(
     The command has the container's user, environment and working directory. The exit code is the
     command's.
     """
-    pairs = [parse_variable(text, os.environ) for text in env or ()]
+    pairs = [parse_variable(text, os.environ) for text in options.env or ()]
     variables = {pair.key: pair.value.decode() for pair in pairs}
     given, arguments = split_options(arguments)
-    container, namespace = given.container or container, given.namespace or namespace
-    interactive, tty = given.stdin or interactive, given.tty or tty
-    line = wrap_command(arguments, variables, workdir, detach)
+    container, namespace = (
+        given.container or options.container,
+        given.namespace or options.namespace,
+    )
+    interactive, tty = given.stdin or options.interactive, given.tty or options.tty
+    detach = options.detach
+    line = wrap_command(arguments, variables, options.workdir, detach)
 
     async def execute(clients: Clients) -> int:
         found = await find_container(clients, target, container, namespace)

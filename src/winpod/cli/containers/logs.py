@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from winpod.cli.containers.targets import (
     list_containers,
     run_with_runtimes,
 )
-from winpod.cli.options import Root
+from winpod.cli.options import Root, with_options
 from winpod.clock import utc_now
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput, NotFound
@@ -30,45 +31,50 @@ from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
 from winpod.quantities import parse_duration
 
 
-def command(
-    target: Target,
-    container: ContainerOption = "",
+@dataclass(frozen=True, slots=True)
+class LogsOptions:
+    container: ContainerOption = ""
     namespace: Annotated[
         str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.")
-    ] = "",
+    ] = ""
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the log until the container exits.")
-    ] = False,
+    ] = False
     tail: Annotated[
         str, typer.Option("--tail", "-n", metavar="N", help="Number of recent lines to show.")
-    ] = "all",
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="Show timestamps.")
-    ] = False,
+    ] = "all"
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Show timestamps.")] = False
     since: Annotated[
         str,
         typer.Option(
             metavar="TIME", help="Show logs since a time (2026-01-31T12:00:00Z) or duration (10m)."
         ),
-    ] = "",
+    ] = ""
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Show the previous terminated container.")
-    ] = False,
+    ] = False
+
+
+@with_options
+def command(
+    *,
+    target: Target,
+    options: LogsOptions,
     root: Root = None,
 ) -> None:
     """Print the logs of a container."""
-    newest = _parse_tail(tail)
-    start = parse_since(since, utc_now()) if since else ""
+    newest = _parse_tail(options.tail)
+    start = parse_since(options.since, utc_now()) if options.since else ""
 
     async def show(clients: Clients) -> None:
         listed = await list_containers(clients)
-        found = choose_container(listed, target, container, namespace)
-        if previous:
+        found = choose_container(listed, target, options.container, options.namespace)
+        if options.previous:
             found = last_ended(listed, found)
         status = await container_status(found.client, found.id)
         if not status.log_path:
             raise NotFound(f"{found.name} was created without a log file.")
-        printer = LogPrinter(timestamps=timestamps)
+        printer = LogPrinter(timestamps=options.timestamps)
 
         def print_line(line: LogLine) -> None:
             if line.time >= start:
@@ -77,7 +83,7 @@ def command(
         log = LogReader(Path(status.log_path), newest)
         for line in log.read():
             print_line(line)
-        if follow:
+        if options.follow:
             ended = asyncio.create_task(exit_code(found.client, found.id))
             async for line in log.follow(ended):
                 print_line(line)

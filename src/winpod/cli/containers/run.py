@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +48,7 @@ from winpod.cli.containers.terminal import (
     run_in_foreground,
     to_shell_exit_code,
 )
-from winpod.cli.options import Root
+from winpod.cli.options import Root, with_options
 from winpod.concurrency import run_to_completion
 from winpod.config import Config, read_config
 from winpod.cri.daemon import DaemonRequirements, connect_daemon, log_directory
@@ -111,16 +111,93 @@ class ContainerNameInUse(WinpodError):
 
 
 @dataclass(frozen=True, slots=True)
+class RunMode:
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Pass stdin to the container.")
+    ] = False
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Allocate a terminal.")] = False
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Run in the background and print the container ID."),
+    ] = False
+    remove: Annotated[bool, typer.Option("--rm", help="Remove the container when it exits.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    name: Annotated[str, typer.Option(metavar="NAME", help="Container name.")] = ""
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--publish", "-p", metavar="8080:80", help="Publish a container port. May be repeated."
+        ),
+    ] = None
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume", "-v", metavar="SRC:C:\\DST[:ro]", help="Bind mount a path. May be repeated."
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", "-e", metavar="K=V", help="Set an environment variable. May be repeated."
+        ),
+    ] = None
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Read environment variables from a file."),
+    ] = None
+    memory: Annotated[
+        str,
+        typer.Option("--memory", "-m", metavar="SIZE", help="Memory limit, such as 512m or 2Gi."),
+    ] = ""
+    cpus: Annotated[str, typer.Option(metavar="N", help="CPU limit, such as 2 or 0.5.")] = ""
+    user: Annotated[
+        str, typer.Option("--user", "-u", help="User to run as, such as ContainerUser.")
+    ] = ""
+    workdir: Annotated[
+        str, typer.Option("--workdir", "-w", help="Working directory in the container.")
+    ] = ""
+    hostname: Annotated[
+        str, typer.Option("--hostname", "-h", metavar="NAME", help="Container host name.")
+    ] = ""
+    dns: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS", help="DNS server. May be repeated.")
+    ] = None
+    entrypoint: Annotated[
+        str, typer.Option(metavar="PROGRAM", help="Entrypoint (default: the image's).")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    pull: Annotated[PullPolicy, typer.Option(help="When to pull the image.")] = PullPolicy.MISSING
+    isolation: Annotated[IsolationOption, typer.Option(help="Isolation mode.")] = (
+        IsolationOption.PROCESS
+    )
+    host_build: Annotated[
+        str,
+        typer.Option(
+            "--host-build", metavar="BUILD", help="Windows build to provide, such as 2022 or 2019."
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _RunRequest:
     image: str
-    isolation: IsolationOption
-    pull: PullPolicy
+    options: ImageOptions
     detach: bool
     sandbox: api.PodSandboxConfig
     container: api.ContainerConfig
 
 
+@with_options
 def command(
+    *,
     image: Annotated[
         str, typer.Argument(metavar="IMAGE", help="Image reference, or oci:DIR:NAME.")
     ],
@@ -130,70 +207,9 @@ def command(
             metavar="[COMMAND]...", help="Command and arguments (default: the image's)."
         ),
     ] = None,
-    interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="Pass stdin to the container.")
-    ] = False,
-    tty: Annotated[bool, typer.Option("--tty", "-t", help="Allocate a terminal.")] = False,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Run in the background and print the container ID."),
-    ] = False,
-    remove: Annotated[
-        bool, typer.Option("--rm", help="Remove the container when it exits.")
-    ] = False,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Container name.")] = "",
-    publish: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--publish", "-p", metavar="8080:80", help="Publish a container port. May be repeated."
-        ),
-    ] = None,
-    volume: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--volume", "-v", metavar="SRC:C:\\DST[:ro]", help="Bind mount a path. May be repeated."
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", "-e", metavar="K=V", help="Set an environment variable. May be repeated."
-        ),
-    ] = None,
-    env_file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Read environment variables from a file."),
-    ] = None,
-    memory: Annotated[
-        str,
-        typer.Option("--memory", "-m", metavar="SIZE", help="Memory limit, such as 512m or 2Gi."),
-    ] = "",
-    cpus: Annotated[str, typer.Option(metavar="N", help="CPU limit, such as 2 or 0.5.")] = "",
-    user: Annotated[
-        str, typer.Option("--user", "-u", help="User to run as, such as ContainerUser.")
-    ] = "",
-    workdir: Annotated[
-        str, typer.Option("--workdir", "-w", help="Working directory in the container.")
-    ] = "",
-    hostname: Annotated[
-        str, typer.Option("--hostname", "-h", metavar="NAME", help="Container host name.")
-    ] = "",
-    dns: Annotated[
-        list[str] | None, typer.Option(metavar="ADDRESS", help="DNS server. May be repeated.")
-    ] = None,
-    entrypoint: Annotated[
-        str, typer.Option(metavar="PROGRAM", help="Entrypoint (default: the image's).")
-    ] = "",
-    pull: Annotated[PullPolicy, typer.Option(help="When to pull the image.")] = PullPolicy.MISSING,
-    isolation: Annotated[
-        IsolationOption, typer.Option(help="Isolation mode.")
-    ] = IsolationOption.PROCESS,
-    host_build: Annotated[
-        str,
-        typer.Option(
-            "--host-build", metavar="BUILD", help="Windows build to provide, such as 2022 or 2019."
-        ),
-    ] = "",
+    mode: RunMode,
+    container: ContainerOptions,
+    image_options: ImageOptions,
     annotation: Annotated[
         list[str] | None,
         typer.Option(
@@ -213,59 +229,81 @@ def command(
     Uses the running runtime daemon, or starts one in the background. The exit code is the
     program's (lowest 8 bits); 125 if winpod failed, 127 if the program was not found.
     """
-    name = check_name(name) if name else f"run-{secrets.token_hex(4)}"
+    name = check_name(container.name) if container.name else f"run-{secrets.token_hex(4)}"
     config = read_config()
     config = replace(config, root=(root or config.root).absolute())
-    if host_build:
-        config = replace(config, host_build=parse_build(host_build))
+    if image_options.host_build:
+        config = replace(config, host_build=parse_build(image_options.host_build))
     with docker_exit_codes():
-        if tty and not detach:
+        if mode.tty and not mode.detach:
             check_terminal()
-        variables = [pair for file in env_file or () for pair in _read_env_file(file)]
-        variables += [parse_variable(text, os.environ) for text in env or ()]
-        ports = [parse_port(text) for text in publish or ()]
         annotations = dict(parse_annotation(text) for text in annotation or ())
-        count, maximum = parse_cpus(cpus, len(os.sched_getaffinity(0)))
         run_request = _RunRequest(
             image,
-            isolation,
-            pull,
-            detach,
-            api.PodSandboxConfig(
-                metadata=api.PodSandboxMetadata(name=name, namespace=_NAMESPACE, uid=name),
-                hostname=check_hostname(hostname) if hostname else hostname_for(name),
-                log_directory=str(log_directory(config.root) / name),
-                dns_config=api.DNSConfig(servers=[check_address(text) for text in dns or ()]),
-                port_mappings=ports,
-                labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if remove else {})},
-                annotations=annotations
-                | ({PORTS_ANNOTATION: describe_ports(ports)} if ports else {}),
-            ),
-            api.ContainerConfig(
-                metadata=api.ContainerMetadata(name=_CONTAINER),
-                command=[entrypoint] if entrypoint else (),
-                args=arguments or (),
-                envs=variables,
-                mounts=[parse_mount(text) for text in volume or ()],
-                working_dir=workdir,
-                log_path=f"{_CONTAINER}.log",
-                stdin=interactive,
-                stdin_once=interactive and not detach,
-                tty=tty,
-                labels={RUN_LABEL: name},
-                annotations=annotations | {STDIO_ANNOTATION: describe_stdio(interactive, tty)},
-                windows=api.WindowsContainerConfig(
-                    resources=api.WindowsContainerResources(
-                        cpu_count=count,
-                        cpu_maximum=maximum,
-                        memory_limit_in_bytes=parse_memory(memory),
-                    ),
-                    security_context=api.WindowsContainerSecurityContext(run_as_username=user),
-                ),
-            ),
+            image_options,
+            mode.detach,
+            _sandbox_config(name, mode, container, annotations, config.root),
+            _container_config(name, mode, container, annotations, arguments or ()),
         )
-        code = asyncio.run(_run(run_request, config, bool(host_build)))
+        code = asyncio.run(_run(run_request, config))
     raise typer.Exit(to_shell_exit_code(code))
+
+
+def _sandbox_config(
+    name: str,
+    mode: RunMode,
+    options: ContainerOptions,
+    annotations: Mapping[str, str],
+    root: Path,
+) -> api.PodSandboxConfig:
+    ports = [parse_port(text) for text in options.publish or ()]
+    return api.PodSandboxConfig(
+        metadata=api.PodSandboxMetadata(name=name, namespace=_NAMESPACE, uid=name),
+        hostname=check_hostname(options.hostname) if options.hostname else hostname_for(name),
+        log_directory=str(log_directory(root) / name),
+        dns_config=api.DNSConfig(servers=[check_address(text) for text in options.dns or ()]),
+        port_mappings=ports,
+        labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if mode.remove else {})},
+        annotations={
+            **annotations,
+            **({PORTS_ANNOTATION: describe_ports(ports)} if ports else {}),
+        },
+    )
+
+
+def _container_config(
+    name: str,
+    mode: RunMode,
+    options: ContainerOptions,
+    annotations: Mapping[str, str],
+    arguments: Sequence[str],
+) -> api.ContainerConfig:
+    variables = [pair for file in options.env_file or () for pair in _read_env_file(file)]
+    variables += [parse_variable(text, os.environ) for text in options.env or ()]
+    count, maximum = parse_cpus(options.cpus, len(os.sched_getaffinity(0)))
+    stdio = describe_stdio(mode.interactive, mode.tty)
+    return api.ContainerConfig(
+        metadata=api.ContainerMetadata(name=_CONTAINER),
+        command=[options.entrypoint] if options.entrypoint else (),
+        args=arguments,
+        envs=variables,
+        mounts=[parse_mount(text) for text in options.volume or ()],
+        working_dir=options.workdir,
+        log_path=f"{_CONTAINER}.log",
+        stdin=mode.interactive,
+        stdin_once=mode.interactive and not mode.detach,
+        tty=mode.tty,
+        labels={RUN_LABEL: name},
+        annotations={**annotations, STDIO_ANNOTATION: stdio},
+        windows=api.WindowsContainerConfig(
+            resources=api.WindowsContainerResources(
+                cpu_count=count,
+                cpu_maximum=maximum,
+                memory_limit_in_bytes=parse_memory(options.memory),
+            ),
+            security_context=api.WindowsContainerSecurityContext(run_as_username=options.user),
+        ),
+    )
 
 
 def _read_env_file(file: Path) -> list[api.KeyValue]:
@@ -277,19 +315,21 @@ def _read_env_file(file: Path) -> list[api.KeyValue]:
         raise InvalidInput(f"{file} is not UTF-8 text.", "Write one NAME=value per line.") from None
 
 
-async def _run(run_request: _RunRequest, config: Config, is_build_given: bool) -> int:
-    emulation = needs_emulation(run_request.isolation, config)
-    requirements = DaemonRequirements(config.host_build, insist=is_build_given, emulation=emulation)
+async def _run(run_request: _RunRequest, config: Config) -> int:
+    reference, options = run_request.image, run_request.options
+    requirements = DaemonRequirements(
+        config.host_build,
+        insist=bool(options.host_build),
+        emulation=needs_emulation(options.isolation, config),
+    )
     async with connect_daemon(config.root, requirements) as connection:
         config = replace(config, host_build=connection.info.build)
         await check_ports(connection.client, run_request.sandbox.port_mappings)
-        handler = await handler_for(
-            run_request.image, run_request.isolation, run_request.pull, config
-        )
-        image = await ensure_image(run_request.image, handler, run_request.pull, config)
+        handler = await handler_for(reference, options.isolation, options.pull, config)
+        image = await ensure_image(reference, handler, options.pull, config)
         run_request.container.image.image = image.id
-        run_request.container.image.user_specified_image = run_request.image
-        announce_first_boot(run_request.isolation, config)
+        run_request.container.image.user_specified_image = reference
+        announce_first_boot(options.isolation, config)
         return await _run_in(connection.client, run_request, handler.name)
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from winpod.cli.options import human_size
+from winpod.cli.options import human_size, with_options
 from winpod.errors import InvalidInput
 from winpod.images.layout import write_image
 from winpod.images.manifests import ImageBundle
@@ -156,8 +157,45 @@ def _print_aligned(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
+@dataclass(frozen=True, slots=True)
+class ImageConfigOptions:
+    """Options that become the configuration of the packed image."""
+
+    entrypoint: Annotated[
+        str, typer.Option("--entrypoint", help="Entrypoint: a JSON array, or a command line.")
+    ] = ""
+    cmd: Annotated[str, typer.Option("--cmd", help="Command: a JSON array, or a command line.")] = (
+        ""
+    )
+    env: Annotated[
+        list[str] | None,
+        typer.Option("-e", "--env", metavar="NAME=VALUE", help="Environment variable."),
+    ] = None
+    workdir: Annotated[str, typer.Option("-w", "--workdir", help="Working directory.")] = ""
+    user: Annotated[str, typer.Option("-u", "--user", help="User to run as.")] = ""
+    ports: Annotated[
+        list[str] | None, typer.Option("-p", "--port", metavar="80/tcp", help="Exposed port.")
+    ] = None
+    labels: Annotated[
+        list[str] | None, typer.Option("-l", "--label", metavar="NAME=VALUE", help="Image label.")
+    ] = None
+
+    def parse(self) -> PackConfig:
+        return parse_pack_config(
+            entrypoint=self.entrypoint,
+            cmd=self.cmd,
+            env=self.env or (),
+            workdir=self.workdir,
+            user=self.user,
+            ports=self.ports or (),
+            labels=self.labels or (),
+        )
+
+
 @app.command("pack")
+@with_options
 def pack_directory(
+    *,
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Directory with the content of the C: drive.")
     ],
@@ -179,24 +217,7 @@ def pack_directory(
         ),
     ] = None,
     arch: Annotated[str, typer.Option("--arch", help="Architecture: amd64 or arm64.")] = "amd64",
-    entrypoint: Annotated[
-        str, typer.Option("--entrypoint", help="Entrypoint: a JSON array, or a command line.")
-    ] = "",
-    cmd: Annotated[
-        str, typer.Option("--cmd", help="Command: a JSON array, or a command line.")
-    ] = "",
-    env: Annotated[
-        list[str] | None,
-        typer.Option("-e", "--env", metavar="NAME=VALUE", help="Environment variable."),
-    ] = None,
-    workdir: Annotated[str, typer.Option("-w", "--workdir", help="Working directory.")] = "",
-    user: Annotated[str, typer.Option("-u", "--user", help="User to run as.")] = "",
-    ports: Annotated[
-        list[str] | None, typer.Option("-p", "--port", metavar="80/tcp", help="Exposed port.")
-    ] = None,
-    labels: Annotated[
-        list[str] | None, typer.Option("-l", "--label", metavar="NAME=VALUE", help="Image label.")
-    ] = None,
+    options: ImageConfigOptions,
     compression: Annotated[
         Compression, typer.Option("--compression", help="Layer compression.")
     ] = Compression.GZIP,
@@ -211,15 +232,7 @@ def pack_directory(
     """
     targets = [_parse_target(tag, directory) for tag in tags]
     builds = [parse_build(version) for version in os_versions or ()] or [DEFAULT_HOST]
-    settings = parse_pack_config(
-        entrypoint=entrypoint,
-        cmd=cmd,
-        env=env or (),
-        workdir=workdir,
-        user=user,
-        ports=ports or (),
-        labels=labels or (),
-    )
+    settings = options.parse()
     content = read_content(directory)
     with tempfile.TemporaryDirectory(prefix="winpod-pack-") as workspace:
         image = _pack(content, builds, settings, Path(workspace), arch, compression)

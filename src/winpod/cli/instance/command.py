@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from winpod.cli.instance.output import (
     print_states,
     progress_printer,
 )
-from winpod.cli.options import Format, Kubeconfig, Output
+from winpod.cli.options import Format, Kubeconfig, Output, with_options
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.errors import InvalidInput, NotFound
 from winpod.instances.cluster.inventory import Inventory, read_inventory
@@ -44,21 +45,6 @@ from winpod.instances.ssh.login import PORT, read_key
 from winpod.instances.standalone.parallel import DEFAULT_PARALLELISM
 from winpod.operator.instance_settings import InstanceSettings
 
-Address = Annotated[
-    str, typer.Option("--address", metavar="ADDRESS", help="Address or host name of an instance.")
-]
-User = Annotated[
-    str, typer.Option("--user", metavar="NAME", help="Administrator account to log in with.")
-]
-Port = Annotated[int, typer.Option("--port", metavar="PORT", help="SSH port.")]
-Instances = Annotated[
-    Path | None,
-    typer.Option(
-        "--instances",
-        metavar="FILE",
-        help="Instances: ConfigMap windows-instances, or lines of `address: username=NAME`.",
-    ),
-]
 Key = Annotated[Path, typer.Option("--key", metavar="FILE", help="Private key to log in with.")]
 Parallelism = Annotated[
     int,
@@ -81,16 +67,49 @@ SettingsFile = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def read_inventory_options(address: str, user: str, port: int, instances: Path | None) -> Inventory:
-    """Read the selected instances. Invalid entries of a file are reported per entry."""
-    if bool(address) == bool(instances):
-        raise InvalidInput("either --address or --instances is required.", "Give one of them.")
-    if instances:
-        return read_inventory(_entries(instances))
-    found = read_inventory({address: f"username={user} port={port}"})
-    if found.invalid:
-        raise InvalidInput(found.invalid[0].problem)
-    return found
+@dataclass(frozen=True, slots=True)
+class InstanceSelection:
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="ADDRESS", help="Address or host name of an instance."),
+    ] = ""
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="Administrator account to log in with.")
+    ] = "Administrator"
+    port: Annotated[int, typer.Option("--port", metavar="PORT", help="SSH port.")] = PORT
+    instances: Annotated[
+        Path | None,
+        typer.Option(
+            "--instances",
+            metavar="FILE",
+            help="Instances: ConfigMap windows-instances, or lines of `address: username=NAME`.",
+        ),
+    ] = None
+
+    def read(self) -> Inventory:
+        """Read the selected instances. Invalid entries of a file are reported per entry."""
+        if bool(self.address) == bool(self.instances):
+            raise InvalidInput("either --address or --instances is required.", "Give one of them.")
+        if self.instances:
+            return read_inventory(_entries(self.instances))
+        found = read_inventory({self.address: f"username={self.user} port={self.port}"})
+        if found.invalid:
+            raise InvalidInput(found.invalid[0].problem)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalOptions:
+    kubeconfig: Kubeconfig = None
+    keep_node: Annotated[
+        bool,
+        typer.Option("--keep-node", help="Do not contact the cluster: no drain, keep the Nodes."),
+    ] = False
+    dead: Annotated[
+        bool,
+        typer.Option("--dead", help="The instances are gone: only delete their Nodes."),
+    ] = False
+    config: SettingsFile = None
 
 
 def read_private_key(file: Path, option: str) -> asyncssh.SSHKey:
@@ -130,13 +149,12 @@ def _group() -> None:
 
 
 @app.command("plan")
+@with_options
 def plan(
+    *,
     key: Key,
     payload: PayloadDirectory,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
+    selection: InstanceSelection,
     kubeconfig: Kubeconfig = None,
     config: SettingsFile = None,
     at_once: Parallelism = DEFAULT_PARALLELISM,
@@ -146,7 +164,7 @@ def plan(
 
     Exit code: 0 all instances were read, 1 some could not be, 2 bad input.
     """
-    selected = _select(address, user, port, instances, key, at_once)
+    selected = _select(selection, key, at_once)
     settings, files = _settings(config), read_payload(payload)
     results = asyncio.run(plan_all(selected, kubeconfig, settings, files))
     print_plans(results, output)
@@ -154,13 +172,12 @@ def plan(
 
 
 @app.command("apply")
+@with_options
 def apply(
+    *,
     key: Key,
     payload: PayloadDirectory,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
+    selection: InstanceSelection,
     kubeconfig: Kubeconfig = None,
     config: SettingsFile = None,
     at_once: Parallelism = DEFAULT_PARALLELISM,
@@ -173,7 +190,7 @@ def apply(
 
     Exit code: 0 all are ready, 1 some failed, 2 bad input.
     """
-    selected = _select(address, user, port, instances, key, at_once)
+    selected = _select(selection, key, at_once)
     settings, files = _settings(config), read_payload(payload)
     results = asyncio.run(change_all(selected, kubeconfig, settings, files))
     print_states(results, output)
@@ -181,12 +198,11 @@ def apply(
 
 
 @app.command("status")
+@with_options
 def status(
+    *,
     key: Key,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
+    selection: InstanceSelection,
     at_once: Parallelism = DEFAULT_PARALLELISM,
     output: Output = Format.TEXT,
 ) -> None:
@@ -194,29 +210,19 @@ def status(
 
     Exit code: 0 all instances were read, 1 some could not be, 2 bad input.
     """
-    selected = _select(address, user, port, instances, key, at_once)
+    selected = _select(selection, key, at_once)
     results = asyncio.run(selected.run_on_each(lambda host: collect_facts(host, QUERY)))
     print_states(results, output)
     raise typer.Exit(print_failures(results))
 
 
 @app.command("remove")
+@with_options
 def remove(
+    *,
     key: Key,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
-    kubeconfig: Kubeconfig = None,
-    keep_node: Annotated[
-        bool,
-        typer.Option("--keep-node", help="Do not contact the cluster: no drain, keep the Nodes."),
-    ] = False,
-    dead: Annotated[
-        bool,
-        typer.Option("--dead", help="The instances are gone: only delete their Nodes."),
-    ] = False,
-    config: SettingsFile = None,
+    selection: InstanceSelection,
+    options: RemovalOptions,
     at_once: Parallelism = DEFAULT_PARALLELISM,
     yes: Yes = False,
     output: Output = Format.TEXT,
@@ -227,31 +233,30 @@ def remove(
 
     Exit code: 0 all are removed, 1 some failed, 2 bad input.
     """
-    if keep_node and dead:
+    if options.keep_node and options.dead:
         raise InvalidInput("--keep-node and --dead are mutually exclusive.", "Give one of them.")
-    selected = _select(address, user, port, instances, key, at_once)
-    settings = _settings(config)
+    selected = _select(selection, key, at_once)
+    settings = _settings(options.config)
     if not yes:
         _confirm(f"Remove {', '.join(entry.name for entry in selected.entries.valid)}")
-    if dead:
-        removed = asyncio.run(abandon_all(selected, kubeconfig, settings))
+    if options.dead:
+        removed = asyncio.run(abandon_all(selected, options.kubeconfig, settings))
         print_results(removed, output)
         raise typer.Exit(print_failures(removed))
-    if keep_node:
+    if options.keep_node:
         results = asyncio.run(uninstall_all(selected, desired_removal(settings)))
     else:
-        results = asyncio.run(change_all(selected, kubeconfig, settings, None))
+        results = asyncio.run(change_all(selected, options.kubeconfig, settings, None))
     print_states(results, output)
     raise typer.Exit(print_failures(results))
 
 
 @app.command("gather")
+@with_options
 def gather_logs(
+    *,
     key: Key,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
+    selection: InstanceSelection,
     directory: Annotated[
         Path, typer.Option("--directory", metavar="DIR", help="Directory for the archives.")
     ] = Path(),
@@ -264,7 +269,7 @@ def gather_logs(
 
     Exit code: 0 all are collected, 1 some failed, 2 bad input.
     """
-    selected = _select(address, user, port, instances, key, at_once)
+    selected = _select(selection, key, at_once)
     if not directory.is_dir():
         raise NotFound(f"{directory} is not a directory.", "Create it first.")
     timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -282,13 +287,12 @@ def gather_logs(
 
 
 @app.command("replace-key")
+@with_options
 def replace(
+    *,
     key: Key,
     new_key: NewKey,
-    address: Address = "",
-    user: User = "Administrator",
-    port: Port = PORT,
-    instances: Instances = None,
+    selection: InstanceSelection,
     at_once: Parallelism = DEFAULT_PARALLELISM,
     output: Output = Format.TEXT,
 ) -> None:
@@ -296,7 +300,7 @@ def replace(
 
     Exit code: 0 all keys are replaced, 1 some failed, 2 bad input.
     """
-    selected = _select(address, user, port, instances, key, at_once)
+    selected = _select(selection, key, at_once)
     new = read_private_key(new_key, "--new-key")
     require_different_keys(selected.key, new)
     results = asyncio.run(selected.run_on_each(lambda host: replace_key(host, selected.key, new)))
@@ -309,11 +313,8 @@ app.command("payload")(actions.payload)
 app.command("fetch")(actions.fetch)
 
 
-def _select(
-    address: str, user: str, port: int, instances: Path | None, key: Path, at_once: int
-) -> SelectedInstances:
-    entries = read_inventory_options(address, user, port, instances)
-    return SelectedInstances(entries, read_private_key(key, "--key"), at_once)
+def _select(selection: InstanceSelection, key: Path, at_once: int) -> SelectedInstances:
+    return SelectedInstances(selection.read(), read_private_key(key, "--key"), at_once)
 
 
 def _settings(config: Path | None) -> InstanceSettings:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from winpod.cli.options import Format, Output, Root
+from winpod.cli.log_format import LogOptions, start_logging
+from winpod.cli.options import Format, Output, Root, with_options
 from winpod.cli.play.pulls import PullOutput, user_credentials
 from winpod.cli.play.table import failed_workloads, list_changes, print_changes, print_state
 from winpod.cli.play.wait import WAIT_SECONDS, wait_settled
@@ -33,15 +32,16 @@ from winpod.play.proxy.service_proxy import parse_published_port
 _WATCH_SECONDS = 0.5
 
 
-def command(
+@dataclass(frozen=True, slots=True)
+class PlayOptions:
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="Manifest files, directories, or - for stdin."),
-    ] = None,
+    ] = None
     filename: Annotated[
         list[str] | None,
         typer.Option("--filename", "-f", help="Manifest file, as with kubectl. May be repeated."),
-    ] = None,
+    ] = None
     node: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,11 +49,11 @@ def command(
             metavar="BUILD[:NAME]",
             help="Node to run, such as 2019 or 2022:web. May be repeated.",
         ),
-    ] = None,
+    ] = None
     layout: Annotated[
         list[Path] | None,
         typer.Option("--layout", help="OCI layout to take images from first. May be repeated."),
-    ] = None,
+    ] = None
     publish: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,68 +62,26 @@ def command(
             metavar="8080:web:80",
             help="Publish a local port to a Service or workload.",
         ),
-    ] = None,
+    ] = None
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Namespace of objects that name none.")
-    ] = "default",
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until pods are ready or have failed.")
-    ] = True,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Maximum time to wait.")
-    ] = WAIT_SECONDS,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", "-w", help="Keep running and apply the files when they change."),
-    ] = False,
-    serve_here: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
-    root: Root = None,
-    output: Output = Format.TEXT,
-) -> None:
-    """Run Kubernetes manifests on this machine without a cluster.
+    ] = "default"
 
-    winpod play app.yaml                           create or update the objects
+    def validate(self) -> None:
+        if not self.sources:
+            raise InvalidInput("No manifest was given.", "Name a file: winpod play app.yaml")
+        for node in self.node or ():
+            parse_node(node)
+        for port in self.publish or ():
+            parse_published_port(port)
 
-    winpod play app.yaml --node 2019 --node 2022   run nodes of these builds
+    @property
+    def sources(self) -> list[str]:
+        return [*(self.files or ()), *(self.filename or ())]
 
-    A background process runs the controllers; see ps --pods, logs, exec, describe, events, down.
-    Exit code: 0 all pods are ready or completed, 1 some are not.
-    """
-    config = read_config()
-    config = replace(config, root=(root or config.root).absolute())
-    if serve_here:
-        _serve(config)
-        return
-    sources = [*(files or ()), *(filename or ())]
-    if not sources:
-        raise InvalidInput("No manifest was given.", "Name a file: winpod play app.yaml")
-    request = _PlayRequest(
-        sources,
-        namespace,
-        [parse_node(text) for text in node or ()],
-        [str(path.absolute()) for path in layout or ()],
-        list(publish or ()),
-    )
-    for text in request.publish:
-        parse_published_port(text)
-    is_ready = asyncio.run(_play(request, config, timeout if wait else 0, watch, output))
-    raise typer.Exit(0 if is_ready else 1)
-
-
-class _PlayRequest:
-    def __init__(
-        self,
-        sources: Sequence[str],
-        namespace: str,
-        nodes: list[Document],
-        layouts: list[str],
-        publish: list[str],
-    ) -> None:
-        self.sources = sources
-        self.namespace = namespace
-        self.nodes = nodes
-        self.layouts = layouts
-        self.publish = publish
+    @property
+    def layouts(self) -> list[str]:
+        return [str(path.absolute()) for path in self.layout or ()]
 
     def read(self) -> list[Document]:
         """Read the manifests. An empty file (being written) is an error, not a deletion."""
@@ -137,9 +95,9 @@ class _PlayRequest:
     async def body(self, documents: list[Document]) -> Document:
         return {
             "objects": documents,
-            "nodes": self.nodes,
+            "nodes": [parse_node(text) for text in self.node or ()],
             "layouts": self.layouts,
-            "publish": self.publish,
+            "publish": self.publish or [],
             "credentials": msgspec.to_builtins(await user_credentials(documents)),
         }
 
@@ -155,35 +113,84 @@ class _PlayRequest:
         return [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
 
 
-def _serve(config: Config) -> None:
+@dataclass(frozen=True, slots=True)
+class WaitOptions:
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until pods are ready or have failed.")
+    ] = True
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Maximum time to wait.")] = (
+        WAIT_SECONDS
+    )
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Keep running and apply the files when they change."),
+    ] = False
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait, 0 for not at all."""
+        return self.timeout if self.wait else 0
+
+
+@with_options
+def command(
+    *,
+    options: PlayOptions,
+    wait: WaitOptions,
+    serve_here: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
+    root: Root = None,
+    output: Output = Format.TEXT,
+    log: LogOptions,
+) -> None:
+    """Run Kubernetes manifests on this machine without a cluster.
+
+    winpod play app.yaml                           create or update the objects
+
+    winpod play app.yaml --node 2019 --node 2022   run nodes of these builds
+
+    A background process runs the controllers; see ps --pods, logs, exec, describe, events, down.
+    Exit code: 0 all pods are ready or completed, 1 some are not.
+    """
+    config = read_config()
+    config = replace(config, root=(root or config.root).absolute())
+    if serve_here:
+        _serve(config, log)
+        return
+    options.validate()
+    is_ready = asyncio.run(_play(options, config, wait, log, output))
+    raise typer.Exit(0 if is_ready else 1)
+
+
+def _serve(config: Config, log: LogOptions) -> None:
     from winpod.play.server import serve
 
-    level = config.runtime.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(log, config.runtime.log_level)
     asyncio.run(serve(config.root, config))
 
 
 async def _play(
-    request: _PlayRequest, config: Config, seconds: float, watch: bool, output: Format
+    options: PlayOptions, config: Config, wait: WaitOptions, log: LogOptions, output: Format
 ) -> bool:
-    latest = stamp = request.stamp()
-    documents = request.read()
+    latest = stamp = options.stamp()
+    documents = options.read()
     emulation = is_emulation_allowed(config.hypervisor.allow_emulation, os.environ)
-    async with connect_or_start(config.root, config, emulation=emulation) as client:
-        is_ready = await _apply(client, request, documents, seconds, output)
-        while watch:
+    async with connect_or_start(
+        config.root, config, emulation=emulation, arguments=log.arguments
+    ) as client:
+        is_ready = await _apply(client, options, documents, wait.seconds, output)
+        while wait.watch:
             await asyncio.sleep(_WATCH_SECONDS)
-            before, latest = latest, request.stamp()
+            before, latest = latest, options.stamp()
             if latest == stamp or latest != before:
                 continue
             stamp = latest
             try:
-                new = request.read()
+                new = options.read()
                 removed = await _remove(client, {*map(key_of, documents)} - {*map(key_of, new)})
                 if output is Format.TEXT:
                     print_changes(removed)
                 documents = new
-                is_ready = await _apply(client, request, documents, seconds, output, removed)
+                is_ready = await _apply(client, options, documents, wait.seconds, output, removed)
             except WinpodError as error:
                 print(f"winpod: {error}", file=sys.stderr)
         return is_ready
@@ -191,7 +198,7 @@ async def _play(
 
 async def _apply(
     client: PlayClient,
-    request: _PlayRequest,
+    options: PlayOptions,
     documents: list[Document],
     seconds: float,
     output: Format,
@@ -199,7 +206,7 @@ async def _apply(
 ) -> bool:
     """Apply the manifests and print the result. JSON output also lists what was `removed`."""
     with PullOutput() as pull_output:
-        result = await client.apply(await request.body(documents), pull_output.show)
+        result = await client.apply(await options.body(documents), pull_output.show)
     if output is Format.TEXT:
         print_changes(result)
     if seconds:

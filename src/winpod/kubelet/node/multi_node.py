@@ -25,8 +25,13 @@ from winpod.k8s.pods import spec_of
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node.agent import NodeAgent
-from winpod.kubelet.node.node_options import split_among_nodes
-from winpod.kubelet.node.node_setup import NodeSetup, available_handlers, run_node, source_address
+from winpod.kubelet.node.node_options import NodeSetup, split_among_nodes
+from winpod.kubelet.node.node_setup import (
+    available_handlers,
+    connect_cluster,
+    run_node,
+    source_address,
+)
 from winpod.kubelet.node.node_status import MachineInfo
 from winpod.kubelet.node_config import CapacityShare, NodeConfig
 from winpod.kubelet.volumes.manager import MountedVolumes, VolumeManager
@@ -104,13 +109,13 @@ _log = logging.getLogger(__name__)
 
 async def run_nodes(nodes: Sequence[NodeSetup]) -> None:
     """Run until cancelled; real nodes split the machine. A node that cannot start stops all."""
-    shares = split_among_nodes([node.settings for node in nodes], nodes[0].config.root)
-    simulated = [node for node in nodes if node.settings.is_simulated]
+    shares = split_among_nodes(nodes)
+    simulated = [node for node in nodes if node.node.simulated]
     try:
         async with asyncio.TaskGroup() as group:
             for node in nodes:
-                if not node.settings.is_simulated:
-                    group.create_task(run_node(node, shares[node.settings.name]))
+                if not node.node.simulated:
+                    group.create_task(run_node(node, shares[node.name]))
             if simulated:
                 group.create_task(run_simulated_nodes(simulated, shares))
     except BaseExceptionGroup as errors:
@@ -157,7 +162,7 @@ async def run_simulated_nodes(
     nodes: Sequence[NodeSetup], shares: Mapping[str, CapacityShare]
 ) -> None:
     """Run simulated nodes with a shared kubeconfig that may act for all of them."""
-    rest_config = await nodes[0].cluster.connect(nodes[0].identity)
+    rest_config = await connect_cluster(nodes[0].connection, nodes[0].identity)
     server = ApiClient(rest_config)
     cluster = ClusterInformers(server)
     objects = SimulatedObjectSource(server, "", cluster)
@@ -168,10 +173,7 @@ async def run_simulated_nodes(
     for node, subnet in zip(nodes, subnets, strict=False):
         client = FakeRuntime(node.config.handlers)
         handlers = await available_handlers(client)
-        settings, share = node.settings, shares[node.settings.name]
-        node_config = settings.node_config(
-            node.root, node.log_root, handlers, share, address, str(subnet)
-        )
+        node_config = node.node_config(handlers, shares[node.name], address, str(subnet))
         agents[node_config.name] = NodeAgent(
             server,
             client,
@@ -179,7 +181,7 @@ async def run_simulated_nodes(
             MachineInfo(port=0),
             objects,
             SimulatedVolumeManager(objects, node_config),
-            manifests=node.manifests,
+            manifests=node.directories.manifests,
             invalidate_namespace=objects.invalidate_namespace,
             metrics=metrics,
         )

@@ -13,7 +13,8 @@ import os
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,6 @@ from prometheus_client.metrics_core import Metric
 
 from winpod.clock import utc_now
 from winpod.concurrency import supervise
-from winpod.config import Config
 from winpod.cri.assemble import RuntimeLocation, assemble
 from winpod.cri.daemon import DaemonInfo
 from winpod.cri.proto import api_pb2 as api
@@ -49,8 +49,8 @@ from winpod.kubelet.node.certificate_manager import (
     watch_kubeconfig,
     write_client_ca,
 )
-from winpod.kubelet.node.node_options import NodeOptions
-from winpod.kubelet.node.node_status import MachineInfo, osversion_labels
+from winpod.kubelet.node.node_options import ConnectionOptions, NodeSetup
+from winpod.kubelet.node.node_status import MachineInfo
 from winpod.kubelet.node_config import CapacityShare, NodeConfig
 from winpod.kubelet.server.context import ServerContext
 from winpod.kubelet.server.metrics import FamilySource
@@ -58,23 +58,27 @@ from winpod.kubelet.server.server import KubeletServer
 from winpod.kubelet.server.tls import TlsFiles
 from winpod.kubelet.volumes.manager import VolumeManager
 
+_ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - the API server connects to the kubelet API
 _RETRY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def runtime_location(node: NodeOptions, root: Path, config: Config) -> RuntimeLocation:
+def runtime_location(node: NodeSetup) -> RuntimeLocation:
     """Return the runtime settings of a node.
 
     Nodes of a machine share images and base; everything else is the node's own. Its pods get a
     bridge of their own, with the subnet that the cluster assigns to the node.
     """
+    config = node.config
     network = config.network
     if network.cni is None:
         name = hashlib.sha256(node.name.encode()).hexdigest()[:8]
-        network = replace(network, subnets=(), bridge=f"winpod-{name}", cluster=node.cluster_cidr)
-    runtime = replace(config.runtime, socket=root / "cri.sock", tcp="")
+        network = replace(
+            network, subnets=(), bridge=f"winpod-{name}", cluster=node.network.cluster_subnet
+        )
+    runtime = replace(config.runtime, socket=node.root / "cri.sock", tcp="")
     return RuntimeLocation(
-        root,
+        node.root,
         node.build,
         config.images,
         config.handlers,
@@ -126,43 +130,30 @@ async def available_handlers(client: CriClient) -> frozenset[str]:
 _BOOTSTRAP_RETRY_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterConnection:
-    """How to connect to a cluster: a kubeconfig, which a bootstrap may have to create."""
+async def bootstrap_config(options: ConnectionOptions) -> RestConfig | None:
+    """Return the credentials to request a client certificate with, if there are any."""
+    if options.bootstrap_kubeconfig:
+        return read_kubeconfig(options.bootstrap_kubeconfig, "--bootstrap-kubeconfig")
+    if not options.token:
+        return None
+    if not options.server:
+        raise InvalidInput("--token requires the address of the API server.", "Set --server.")
+    if options.authority:
+        return _config_with_ca(options.authority, options.server, options.token)
+    return await discover_cluster(options.server, options.token)
 
-    kubeconfig: Path
-    bootstrap_kubeconfig: Path | None = None
-    server: str = ""
-    token: str = ""
-    authority: Path | None = None
 
-    def require_readable(self) -> None:
-        """Check the kubeconfig, unless a bootstrap creates it."""
-        if not self.bootstrap_kubeconfig and not self.token:
-            read_kubeconfig(self.kubeconfig)
-
-    async def bootstrap(self) -> RestConfig | None:
-        if self.bootstrap_kubeconfig:
-            return read_kubeconfig(self.bootstrap_kubeconfig, "--bootstrap-kubeconfig")
-        if not self.token:
-            return None
-        if not self.server:
-            raise InvalidInput("--token requires the address of the API server.", "Set --server.")
-        if self.authority:
-            return _config_with_ca(self.authority, self.server, self.token)
-        return await discover_cluster(self.server, self.token)
-
-    async def connect(self, identity: NodeIdentity) -> RestConfig:
-        """Return the config of the kubeconfig; bootstrap first if needed, with retries."""
-        while True:
-            try:
-                bootstrap_config = await self.bootstrap() if needs_bootstrap(identity) else None
-                if bootstrap_config:
-                    await bootstrap_client_certificate(identity, bootstrap_config)
-                return read_kubeconfig(identity.kubeconfig)
-            except Unavailable as error:
-                _log.warning("Waiting for the API server: %s", error)
-                await asyncio.sleep(_BOOTSTRAP_RETRY_SECONDS)
+async def connect_cluster(options: ConnectionOptions, identity: NodeIdentity) -> RestConfig:
+    """Return the config of the kubeconfig; bootstrap first if needed, with retries."""
+    while True:
+        try:
+            config = await bootstrap_config(options) if needs_bootstrap(identity) else None
+            if config:
+                await bootstrap_client_certificate(identity, config)
+            return read_kubeconfig(identity.kubeconfig)
+        except Unavailable as error:
+            _log.warning("Waiting for the API server: %s", error)
+            await asyncio.sleep(_BOOTSTRAP_RETRY_SECONDS)
 
 
 def _config_with_ca(authority: Path, server: str, token: str) -> RestConfig:
@@ -179,60 +170,17 @@ def _config_with_ca(authority: Path, server: str, token: str) -> RestConfig:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Address and certificate of the kubelet API.
-
-    Without files, the cluster signs a certificate, or the node signs it itself.
-    """
-
-    host: str = "0.0.0.0"  # noqa: S104 - the API server is elsewhere
-    port: int = 10250
-    certificate: Path | None = None
-    key: Path | None = None
-    is_signed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSetup:
-    """Everything needed to run one node."""
-
-    settings: NodeOptions
-    cluster: ClusterConnection
-    serving: ServerOptions
-    config: Config
-    log_root: Path
-    manifests: Path | None = None
-    with_document_labels: bool = False
-
-    @property
-    def root(self) -> Path:
-        return self.config.root / "nodes" / self.settings.name
-
-    def require_readable(self) -> None:
-        """Check the inputs before anything is created."""
-        self.cluster.require_readable()
-        if self.manifests and self.manifests.exists() and not self.manifests.is_dir():
-            raise InvalidInput(
-                f"{self.manifests} is not a directory.",
-                "Set --manifests to a directory with one file for each static pod.",
-            )
-
-    @property
-    def identity(self) -> NodeIdentity:
-        return NodeIdentity(self.settings.name, self.cluster.kubeconfig, self.root / "pki")
-
-
 async def run_node(node: NodeSetup, part: CapacityShare) -> None:
     """Run a node until cancelled. Its pods keep running."""
     node.require_readable()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(_runtime(node))
         _make_directory(node.root)
-        rest_config = await node.cluster.connect(node.identity)
+        rest_config = await connect_cluster(node.connection, node.identity)
         server = ApiClient(rest_config)
         stack.push_async_callback(server.close)
-        node_config = await _node_config(node, client, rest_config, part)
+        address = node.network.node_ip or source_address(rest_config.url)
+        node_config = node.node_config(await available_handlers(client), part, address)
         cluster = ClusterInformers(server)
         objects = ApiObjectSource(server, node_config.name, cluster)
         volumes = VolumeManager(objects, node_config)
@@ -243,7 +191,7 @@ async def run_node(node: NodeSetup, part: CapacityShare) -> None:
             MachineInfo(),
             objects,
             volumes,
-            manifests=node.manifests,
+            manifests=node.directories.manifests,
             invalidate_namespace=objects.invalidate_namespace,
             invalidate_pod=objects.invalidate_pod,
         )
@@ -256,7 +204,7 @@ async def run_node(node: NodeSetup, part: CapacityShare) -> None:
             authorizer,
             certificate_metrics,
         )
-        await kubelet_server.start(files, node.serving.host, node.serving.port)
+        await kubelet_server.start(files, _ALL_ADDRESSES, node.server.port)
         stack.push_async_callback(kubelet_server.close)
         agent.registration.set_server_port(kubelet_server.port)
         pods = Reflector(
@@ -288,24 +236,12 @@ def _make_directory(root: Path) -> None:
 
 @asynccontextmanager
 async def _runtime(node: NodeSetup) -> AsyncIterator[CriClient]:
-    if node.settings.runtime:
-        async with connect_runtime(node.settings.runtime) as client:
+    if node.node.runtime:
+        async with connect_runtime(node.node.runtime) as client:
             yield client
     else:
-        async with run_runtime(runtime_location(node.settings, node.root, node.config)) as client:
+        async with run_runtime(runtime_location(node)) as client:
             yield client
-
-
-async def _node_config(
-    node: NodeSetup, client: CriClient, rest_config: RestConfig, part: CapacityShare
-) -> NodeConfig:
-    settings = node.settings
-    handlers = await available_handlers(client)
-    if node.with_document_labels:
-        labels = {**osversion_labels(settings.build, handlers), **settings.labels}
-        settings = replace(settings, labels=labels)
-    address = settings.internal_ip or source_address(rest_config.url)
-    return settings.node_config(node.root, node.log_root, handlers, part, address)
 
 
 def source_address(url: str) -> str:
@@ -329,9 +265,8 @@ def _subject(node_config: NodeConfig) -> CertificateSubject:
 def _tls_files(node: NodeSetup, subject: CertificateSubject, rest_config: RestConfig) -> TlsFiles:
     write_client_ca(node.identity, rest_config)
     trusted = node.identity.client_ca
-    options = node.serving
-    if options.certificate and options.key:
-        return TlsFiles(options.certificate, options.key, trusted)
+    if node.server.tls_certificate and node.server.tls_key:
+        return TlsFiles(node.server.tls_certificate, node.server.tls_key, trusted)
     ensure_serving_certificate(node.identity, subject)
     return TlsFiles(node.identity.serving, node.identity.serving, trusted)
 
@@ -350,7 +285,7 @@ def _certificate_metrics(
 
 async def _rotate_client(node: NodeSetup, server: ApiClient, renewals: RenewalErrors) -> None:
     """Rotate the client certificate, unless it was provided by others."""
-    identity, bootstrap = node.identity, node.cluster.bootstrap
+    identity, bootstrap = node.identity, partial(bootstrap_config, node.connection)
     if identity.client.exists():
         await supervise(
             "client", lambda: rotate_client_certificate(identity, server, bootstrap, renewals)
@@ -360,7 +295,7 @@ async def _rotate_client(node: NodeSetup, server: ApiClient, renewals: RenewalEr
 async def _rotate_serving(
     node: NodeSetup, subject: CertificateSubject, server: ApiClient, renewals: RenewalErrors
 ) -> None:
-    if node.serving.is_signed and not node.serving.certificate:
+    if not node.server.self_signed and not node.server.tls_certificate:
         await supervise(
             "serving", lambda: rotate_serving_certificate(node.identity, subject, server, renewals)
         )
