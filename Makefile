@@ -121,7 +121,7 @@ lock: $(READY)
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --no-strip-extras --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
-	  --group dev --output-file requirements.lock pyproject.toml
+	  --extra all --group dev --output-file requirements.lock pyproject.toml
 
 $(READY): requirements.lock pyproject.toml
 	python3 -c "import ensurepip" 2>/dev/null || tools/debian-packages python3-venv

@@ -16,7 +16,7 @@ from tests.support.e2e.windows_cluster import (
 )
 
 from winpod.images.base.builder import Base
-from winpod.kubelet.node.node_options import machine_capacity
+from winpod.kubelet.node_config import machine_capacity
 from winpod.quantities import parse_quantity
 
 BUILDS = {"pair-2019": "2019", "pair-2022": "2022"}

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,11 +146,11 @@ def _copy_session(folder: Path) -> None:
 
 
 def dependencies(release: Release) -> Path:
-    """Download the wheels of winpod's dependencies, of the locked versions."""
-    project = (SOURCE / "pyproject.toml").read_text()
-    listed = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
-    assert listed, "pyproject.toml lists no dependencies"
-    requirements = re.findall(r'"([^"]+)"', listed[1])
+    """Download the wheels of the dependencies of winpod and its extras, of the locked versions."""
+    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    listed = {*project["dependencies"], *(name for extra in extras for name in extra)}
+    requirements = sorted(name for name in listed if not name.startswith("winpod["))
     pins = [f"{name}=={version}" for name, version in _PIN.findall(_lock())]
 
     def make(folder: Path) -> None:

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from winpod import __version__
+from winpod.cli.extras import EXTRAS, requires_extra
 from winpod.errors import WinpodError
 
 COMMANDS = {
@@ -95,9 +96,14 @@ class LazyGroup(TyperGroup):
         return name, load(name) if name and command else command, rest
 
 
+def module_of(name: str) -> str:
+    return f"winpod.cli.{_MODULES.get(name, name)}"
+
+
 def load(name: str) -> Any:
     """Import and return the complete command."""
-    module = import_module(f"winpod.cli.{_MODULES.get(name, name)}")
+    with requires_extra(name, EXTRAS.get(name, "all")):
+        module = import_module(module_of(name))
     if hasattr(module, "app"):
         group: Any = typer.main.get_command(module.app)
         group.name = name

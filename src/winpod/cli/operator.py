@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Annotated
 
 import typer
 
+from winpod.cli.extras import requires_extra
 from winpod.cli.log_format import LogOptions, start_logging
 from winpod.cli.options import with_options
-from winpod.instances.operator.setup import setup_instances
 from winpod.k8s.kubeconfig import SERVICE_ACCOUNT, in_cluster_config, read_kubeconfig
 from winpod.k8s.leader_election import unique_identity
-from winpod.operator.manager import OperatorManager, OperatorOptions
+from winpod.operator.manager import ManagedTask, ManagerContext, OperatorManager, OperatorOptions
 
 _log = logging.getLogger("winpod")
 
@@ -54,8 +55,14 @@ def command(
         namespace=options.namespace or _own_namespace(),
         identity=options.identity or unique_identity(),
     )
-    extensions = [partial(setup_instances, payload)] if payload else []
+    extensions = [_instances(payload)] if payload else []
     asyncio.run(_until_stopped(OperatorManager(access, options, extensions)))
+
+
+def _instances(payload: Path) -> Callable[[ManagerContext], ManagedTask]:
+    with requires_extra("operator --payload", "instances"):
+        from winpod.instances.operator.setup import setup_instances
+    return partial(setup_instances, payload)
 
 
 def _own_namespace() -> str:

@@ -7,12 +7,14 @@ rest. Stated capacity may exceed the machine; then a node that states none canno
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
 
-from winpod.errors import InvalidInput
+from winpod.errors import InvalidInput, PermissionDenied
 from winpod.kubelet.eviction.thresholds import EvictionThresholds
 from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, HOSTNAME_LABEL, OS_LABEL, Taint
 from winpod.windows.builds import Build
@@ -132,6 +134,20 @@ class CapacityShare:
     share: Capacity
     machine_cpus: int
     nodes: int = 1
+
+
+def machine_capacity(root: Path) -> Capacity:
+    """Return the capacity of this machine, with the disk of the root directory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(root).total
+    except OSError as error:
+        raise PermissionDenied(
+            f"Cannot use {root} as the root directory: {error.strerror}.",
+            "Use sudo, or choose another --root.",
+        ) from None
+    return Capacity(Decimal(len(os.sched_getaffinity(0))), memory, disk)
 
 
 def split_capacity(

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winpod.concurrency import KeyedLock
 from winpod.errors import InvalidInput, PermissionDenied, WinpodError
@@ -28,8 +28,10 @@ from winpod.images.resolver import (
     guess_build_from_tag,
     parse_layout_name,
 )
-from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.windows.platforms import Image
+
+if TYPE_CHECKING:  # `winpod explain` needs the cache without the packages of the operator
+    from winpod.operator.admission.metrics import AdmissionMetrics
 
 Secrets = Sequence[Mapping[str, Any]]
 _UNRESPONSIVE_SECONDS = 60.0

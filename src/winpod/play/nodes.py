@@ -29,8 +29,13 @@ from winpod.k8s.pods import spec_of
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValue
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter
 from winpod.kubelet.kubelet import Kubelet
-from winpod.kubelet.node.node_options import machine_capacity
-from winpod.kubelet.node_config import MIB, Capacity, NodeConfig, ReservedCapacity
+from winpod.kubelet.node_config import (
+    MIB,
+    Capacity,
+    NodeConfig,
+    ReservedCapacity,
+    machine_capacity,
+)
 from winpod.kubelet.volumes.manager import VolumeManager
 from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node
 from winpod.play.apiserver.objects import Document

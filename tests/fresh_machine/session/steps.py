@@ -115,7 +115,7 @@ def install(shell: Shell, settings: Mapping[str, Any]) -> None:
         shell.run("python3", "-m", "venv", str(VENV))
         wheels = str(PAYLOAD / "wheels")
         pip = (str(VENV / "bin/pip"), "install", "--quiet", "--no-index", "--find-links", wheels)
-        shell.run(*pip, "winpod", seconds=600)
+        shell.run(*pip, "winpod[all]", seconds=600)
     shell.report.note(shell.winpod("--version").strip())
 
 

@@ -15,14 +15,13 @@ from winpod.kubelet.node.node_options import (
     NodeOptions,
     NodeSetup,
     ReservationOptions,
-    machine_capacity,
     parse_capacity,
     parse_label,
     parse_taint,
     read_nodes,
     split_among_nodes,
 )
-from winpod.kubelet.node_config import Capacity, CapacityShare
+from winpod.kubelet.node_config import Capacity, CapacityShare, machine_capacity
 from winpod.placement.model import Taint
 from winpod.windows.builds import parse_build
 

@@ -7,8 +7,6 @@ several equal nodes.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -20,7 +18,7 @@ import typer
 import yaml
 
 from winpod.config import Config, Subnet
-from winpod.errors import InvalidInput, PermissionDenied
+from winpod.errors import InvalidInput
 from winpod.field_reader import Field, InvalidField
 from winpod.k8s.kubeconfig import read_kubeconfig
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_duration, parse_thresholds
@@ -32,6 +30,7 @@ from winpod.kubelet.node_config import (
     NodeConfig,
     ReservedCapacity,
     StatedCapacity,
+    machine_capacity,
     split_capacity,
 )
 from winpod.placement.model import Taint
@@ -379,20 +378,6 @@ class NodeSetup:
 
 
 SIMULATED_MACHINE = Capacity(Decimal(32), memory_bytes=128 << 30, disk_bytes=1 << 40)
-
-
-def machine_capacity(root: Path) -> Capacity:
-    """Return the capacity of this machine, with the disk of the root directory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        disk = shutil.disk_usage(root).total
-    except OSError as error:
-        raise PermissionDenied(
-            f"Cannot use {root} as the root directory: {error.strerror}.",
-            "Use sudo, or choose another --root.",
-        ) from None
-    return Capacity(Decimal(len(os.sched_getaffinity(0))), memory, disk)
 
 
 def split_among_nodes(nodes: Sequence[NodeSetup]) -> dict[str, CapacityShare]:
