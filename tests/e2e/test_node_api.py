@@ -35,6 +35,7 @@ from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import read_kubeconfig
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
+from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.logs.rotation import LogRotation
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node.agent import NodeAgent
@@ -172,9 +173,8 @@ async def node(
         )
         cluster = ClusterInformers(server)
         objects = ApiObjectSource(server, name, cluster)
-        agent = NodeAgent(
-            server, client, facts, MachineInfo(), objects, VolumeManager(objects, facts)
-        )
+        deps = KubeletDeps(client, facts, objects, VolumeManager(objects, facts))
+        agent = NodeAgent(server, deps, MachineInfo())
         own = KubeletServer(
             ServerContext(facts, agent.kubelet.runtime, agent.kubelet, objects),
             ApiServerAuthorizer(server, name),

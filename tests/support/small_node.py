@@ -19,7 +19,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.k8s.pods import uid_of
 from winpod.kubelet.interfaces import EventType
-from winpod.kubelet.kubelet import Kubelet
+from winpod.kubelet.kubelet import Kubelet, KubeletDeps
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.volumes.manager import VolumeManager
 
@@ -90,9 +90,8 @@ class SmallNode:
     @asynccontextmanager
     async def kubelet(self, client: CriClient, **more: Any) -> AsyncIterator[Kubelet]:
         volumes = VolumeManager(self.objects, self.node_config)
-        kubelet = Kubelet(
-            client, self.node_config, self.objects, self.reporter, volumes, backoff=QUICK, **more
-        )
+        deps = KubeletDeps(client, self.node_config, self.objects, volumes, backoff=QUICK, **more)
+        kubelet = Kubelet(deps, self.reporter)
         await kubelet.start()
         try:
             yield kubelet

@@ -66,35 +66,38 @@ class PodEntry:
     probe_counts: Mapping[tuple[str, ProbeType, ProbeResult], int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class KubeletDeps:
+    """What a kubelet depends on besides its status reporter."""
+
+    client: CriClient
+    node_config: NodeConfig
+    objects: ObjectSource
+    volumes: VolumeManager
+    metrics: KubeletMetrics = field(default_factory=KubeletMetrics)
+    clock: Clock = utc_now
+    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    sync_periods: SyncPeriods = field(default_factory=SyncPeriods)
+
+
 class Kubelet:
-    def __init__(
-        self,
-        client: CriClient,
-        node_config: NodeConfig,
-        objects: ObjectSource,
-        reporter: StatusReporter,
-        volumes: VolumeManager,
-        clock: Clock = utc_now,
-        backoff: BackoffPolicy | None = None,
-        metrics: KubeletMetrics | None = None,
-        sync_periods: SyncPeriods | None = None,
-    ) -> None:
-        self._sync_periods = sync_periods or SyncPeriods()
-        self.metrics = metrics or KubeletMetrics()
-        self.runtime = RuntimeClient(client, self.metrics)
+    def __init__(self, deps: KubeletDeps, reporter: StatusReporter) -> None:
+        self._sync_periods = deps.sync_periods
+        self.metrics = deps.metrics
+        self.runtime = RuntimeClient(deps.client, self.metrics)
         self._pleg = Pleg(self.runtime, self._on_runtime_change)
         self._context = KubeletContext(
             runtime=self.runtime,
-            node_config=node_config,
-            objects=objects,
+            node_config=deps.node_config,
+            objects=deps.objects,
             reporter=reporter,
-            volumes=volumes,
-            image_manager=ImageManager(self.runtime, objects, reporter),
+            volumes=deps.volumes,
+            image_manager=ImageManager(self.runtime, deps.objects, reporter),
             prober=Prober(self.runtime),
             pleg=self._pleg,
             metrics=self.metrics,
-            clock=clock,
-            backoff=backoff or BackoffPolicy(),
+            clock=deps.clock,
+            backoff=deps.backoff,
         )
         self._image_gc = ImageGC(self._context)
         self._log_rotation = LogRotation(self.runtime)

@@ -28,7 +28,7 @@ from winpod.files import remove_tree
 from winpod.k8s.pods import spec_of
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValue
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter
-from winpod.kubelet.kubelet import Kubelet
+from winpod.kubelet.kubelet import Kubelet, KubeletDeps
 from winpod.kubelet.node_config import (
     MIB,
     Capacity,
@@ -171,7 +171,8 @@ class PlayNode:
         self.accelerator = reported_accelerator(status.info, HYPERVISOR_INFO)
         self.facts = facts
         self.volumes = VolumeManager(self._objects, facts)
-        self._kubelet = Kubelet(self._client, facts, self._objects, self._reporter, self.volumes)
+        deps = KubeletDeps(self._client, facts, self._objects, self.volumes)
+        self._kubelet = Kubelet(deps, self._reporter)
         await self._kubelet.start()
 
     async def reconfigure(self, facts: NodeConfig) -> bool:

@@ -21,6 +21,7 @@ from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import RestConfig
 from winpod.kubelet.api_objects import ClusterInformers, pods_of_node_selector
+from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.node.agent import NodeAgent
 from winpod.kubelet.node.certificate_manager import (
     NodeIdentity,
@@ -78,7 +79,8 @@ async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime:
         handlers = await available_handlers(client)
         facts = replace(setup.node_config(handlers, share, address, "10.9.0.0/24"), root=drive)
         volumes = SimulatedVolumeManager(objects, facts)
-        agent = NodeAgent(server, client, facts, MachineInfo(port=0), objects, volumes)
+        deps = KubeletDeps(client, facts, objects, volumes)
+        agent = NodeAgent(server, deps, MachineInfo(port=0))
         pods = Reflector(server, v1.Pod, "/api/v1/pods", agent, pods_of_node_selector(name))
         subject = CertificateSubject(f"system:node:{name}", names=(name,), addresses=(address,))
         async with asyncio.TaskGroup() as group:

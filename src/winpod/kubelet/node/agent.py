@@ -15,19 +15,14 @@ from lightkube.models import core_v1 as v1
 
 from winpod.concurrency import supervise
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
 from winpod.k8s.pods import metadata_of, uid_of
-from winpod.kubelet.interfaces import ObjectSource
-from winpod.kubelet.kubelet import Kubelet
-from winpod.kubelet.metrics import KubeletMetrics
+from winpod.kubelet.kubelet import Kubelet, KubeletDeps
 from winpod.kubelet.node.node_status import MachineInfo
 from winpod.kubelet.node.registration import NodeRegistration
-from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.static_pods import MirrorPods, StaticPods, is_mirror_pod
 from winpod.kubelet.status.status_manager import StatusManager
-from winpod.kubelet.volumes.manager import VolumeManager
 
 _RETRY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -39,27 +34,21 @@ class NodeAgent:
     def __init__(
         self,
         server: ApiClient,
-        client: CriClient,
-        node_config: NodeConfig,
+        deps: KubeletDeps,
         machine: MachineInfo,
-        objects: ObjectSource,
-        volumes: VolumeManager,
         *,
         manifests: Path | None = None,
         invalidate_namespace: Callable[[str], None] = lambda _: None,
         invalidate_pod: Callable[[str], None] = lambda _: None,
-        metrics: KubeletMetrics | None = None,
     ) -> None:
+        node_config = deps.node_config
         self._node_config = node_config
         self._invalidate_namespace = invalidate_namespace
         self._pods: dict[str, v1.Pod] = {}
-        metrics = metrics or KubeletMetrics()
         self.reporter = StatusManager(
-            server, node_config.name, metrics, on_forgotten=invalidate_pod
+            server, node_config.name, deps.metrics, on_forgotten=invalidate_pod
         )
-        self.kubelet = Kubelet(
-            client, node_config, objects, self.reporter, volumes, metrics=metrics
-        )
+        self.kubelet = Kubelet(deps, self.reporter)
         self.registration = NodeRegistration(
             server,
             self.kubelet.runtime,

@@ -23,6 +23,7 @@ from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
 from winpod.k8s.pods import spec_of
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers
+from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.node.agent import NodeAgent
 from winpod.kubelet.node.node_options import NodeSetup, split_among_nodes
@@ -174,16 +175,13 @@ async def run_simulated_nodes(
         client = FakeRuntime(node.config.handlers)
         handlers = await available_handlers(client)
         node_config = node.node_config(handlers, shares[node.name], address, str(subnet))
+        volumes = SimulatedVolumeManager(objects, node_config)
         agents[node_config.name] = NodeAgent(
             server,
-            client,
-            node_config,
+            KubeletDeps(client, node_config, objects, volumes, metrics),
             MachineInfo(port=0),
-            objects,
-            SimulatedVolumeManager(objects, node_config),
             manifests=node.directories.manifests,
             invalidate_namespace=objects.invalidate_namespace,
-            metrics=metrics,
         )
     pods = Reflector(server, v1.Pod, "/api/v1/pods", PodDispatcher(agents), _BOUND_PODS)
     _log.info("Started %s simulated nodes, API server %s", len(agents), rest_config.url)

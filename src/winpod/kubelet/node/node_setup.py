@@ -36,6 +36,7 @@ from winpod.k8s.discovery import discover_cluster
 from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import RestConfig, normalize_url, read_kubeconfig, token_config
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
+from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.node.agent import NodeAgent
 from winpod.kubelet.node.certificate_manager import (
     NodeIdentity,
@@ -186,11 +187,8 @@ async def run_node(node: NodeSetup, part: CapacityShare) -> None:
         volumes = VolumeManager(objects, node_config)
         agent = NodeAgent(
             server,
-            client,
-            node_config,
+            KubeletDeps(client, node_config, objects, volumes),
             MachineInfo(),
-            objects,
-            volumes,
             manifests=node.directories.manifests,
             invalidate_namespace=objects.invalidate_namespace,
             invalidate_pod=objects.invalidate_pod,
