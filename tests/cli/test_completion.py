@@ -39,7 +39,11 @@ def completed(home: Path, *words: str) -> list[str]:
         "_WINPOD_COMPLETE": "complete_bash",
         "COMP_WORDS": " ".join(("winpod", *words)),
         "COMP_CWORD": str(len(words)),
-        **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("COVERAGE_") or name == "PYTHONPATH"
+        },
     }
     command = Path(sys.executable).parent / "winpod"
     done = subprocess.run([command], env=environment, capture_output=True, text=True, check=False)

@@ -62,6 +62,14 @@ def run(home: Path) -> Run:
     return lambda *arguments: winpod(*arguments, home=home)
 
 
+def test_daemon_gets_the_log_options_of_the_command(run: Run, home: Path) -> None:
+    (home / "map.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}")
+    played = run("play", f"{home}/map.yaml", "--log-format", "json", "--log-level", "debug")
+    assert played.code == 0, played.out + played.err
+    lines = (home / "root/play/play.log").read_text().splitlines()
+    assert "debug" in {json.loads(line)["level"] for line in lines}
+
+
 def test_play_prints_changes_as_kubectl_does(run: Run, home: Path) -> None:
     played = run("play", f"{home}/app.yaml", "--layout", f"{home}/images")
     assert played.code == 0, played.out + played.err
