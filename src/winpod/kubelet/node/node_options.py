@@ -21,7 +21,7 @@ from winpod.config import Config, Subnet
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, InvalidField
 from winpod.k8s.kubeconfig import read_kubeconfig
-from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_duration, parse_thresholds
+from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
 from winpod.kubelet.node.certificate_manager import NodeIdentity
 from winpod.kubelet.node.node_status import WINDOWS_TAINT, osversion_labels
 from winpod.kubelet.node_config import (
@@ -34,7 +34,7 @@ from winpod.kubelet.node_config import (
     split_capacity,
 )
 from winpod.placement.model import Taint
-from winpod.quantities import parse_quantity
+from winpod.quantities import parse_duration, parse_quantity
 from winpod.windows.builds import Build, parse_build
 
 _KEYS = (
