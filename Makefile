@@ -104,6 +104,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m winpod.windows.pod_api.doc > docs/pod-api-on-windows.md
+	$(BIN)/python -m winpod.labels > docs/labels.md
 	$(BIN)/python -m tests.support.e2e.programs_table > docs/programs.md
 
 # The plain manifests, and the chart's CRD, of which the operator has the source.

@@ -27,8 +27,8 @@ from tests.support.e2e.waiting import eventually
 from tests.support.e2e.windows_cluster import windows_spec
 
 from winpod.images.base.builder import Base
-from winpod.kubelet.node.node_status import EMULATED, HYPERVISOR_LABEL, ISOLATION_LABEL
-from winpod.labels import ACCELERATOR_ANNOTATION
+from winpod.kubelet.node.node_status import EMULATED
+from winpod.labels import ACCELERATOR_ANNOTATION, HYPERV_CAPABILITY_LABEL, HYPERVISOR_LABEL
 from winpod.windows.handlers import VM_PROCESSOR_COUNT
 
 __all__ = ["winpod"]
@@ -169,7 +169,7 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     cluster.plane.apply(legacy, pod("beside", ns, spec(image, "beside")))
     assert cluster.handlers("new") == {"", PROCESS}
     labels = node(cluster.plane, "new")["metadata"]["labels"]
-    assert not {HYPERVISOR_LABEL, ISOLATION_LABEL} & labels.keys()
+    assert not {HYPERVISOR_LABEL, HYPERV_CAPABILITY_LABEL} & labels.keys()
     cluster.until("the pull is refused", lambda: MISMATCH in waiting(cluster, ns, "beside"))
     assert f"or on this host with the handler {GUEST}" in waiting(cluster, ns, "beside")
     cluster.until(
@@ -190,7 +190,7 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     cluster.until_ready(ns, "legacy")
     told = node(cluster.plane, "new")
     assert told["metadata"]["labels"][HYPERVISOR_LABEL] == "emulation"
-    assert told["metadata"]["labels"][ISOLATION_LABEL] == "hyperv"
+    assert told["metadata"]["labels"][HYPERV_CAPABILITY_LABEL] == "hyperv"
     assert condition(told, EMULATED)["status"] == "True"
     inside = asked(cluster, ns, "legacy")
     assert f"Microsoft Windows {BUILD_2019}" in inside

@@ -19,8 +19,8 @@ from tests.support.e2e.waiting import eventually
 from tests.support.winpod_cli import Ran, winpod
 
 from winpod.instances.cluster.resource import CRD, KIND, instances_path
-from winpod.instances.standalone.cluster import CORDONED_ANNOTATION
 from winpod.k8s.crd import API_VERSION
+from winpod.labels import CORDONED_ANNOTATION
 
 
 @pytest.fixture(scope="module")

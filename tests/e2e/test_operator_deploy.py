@@ -27,8 +27,8 @@ from tests.support.e2e.operator_process import OperatorProcess, classes
 from tests.support.e2e.waiting import eventually
 
 from winpod import __version__
-from winpod.k8s.crd import GROUP
-from winpod.operator.settings import CONFIG_KEY, CONFIG_MAP, OperatorSettings, read_settings
+from winpod.labels import API_GROUP, OPERATOR_CONFIG_MAP
+from winpod.operator.settings import CONFIG_KEY, OperatorSettings, read_settings
 from winpod.operator.upgrade.resource import PLURAL
 
 CHOICES = {
@@ -94,7 +94,7 @@ def test_whatever_is_chosen_the_api_server_takes_it(
     apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server")
     plane.kubectl(*apply, "--validate=strict", "-f", "-", stdin=text)
     settings = named(objects(text), "ConfigMap")
-    assert settings["metadata"]["name"] == CONFIG_MAP
+    assert settings["metadata"]["name"] == OPERATOR_CONFIG_MAP
     assert isinstance(read_settings(settings["data"][CONFIG_KEY]), OperatorSettings)
 
 
@@ -244,4 +244,6 @@ def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_up
     assert found(plane, path)["spec"]["replicas"] == 3
     helm(tmp_path, "uninstall", RELEASE, *where)
     assert not found(plane, path)
-    assert found(plane, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
+    assert found(
+        plane, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{API_GROUP}"
+    )

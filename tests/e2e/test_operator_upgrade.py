@@ -37,7 +37,7 @@ from tests.support.e2e.waiting import eventually
 from tests.support.registries import auths, basic_registry, home, log_in, registry
 
 from winpod.k8s.kubeconfig import RestConfig, read_kubeconfig
-from winpod.operator.cached_objects import RETIRING_ANNOTATION
+from winpod.labels import RETIRING_ANNOTATION
 from winpod.operator.upgrade.resource import CRD, UPGRADES
 from winpod.operator.upgrade.spec import UpgradeStrategy
 from winpod.placement.model import RuntimeClass

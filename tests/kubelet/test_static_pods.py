@@ -16,7 +16,6 @@ from winpod.k8s.client import ApiError
 from winpod.k8s.pods import uid_of
 from winpod.kubelet import static_pods
 from winpod.kubelet.static_pods import (
-    MIRROR,
     MirrorPods,
     StaticPods,
     is_mirror_pod,
@@ -24,6 +23,7 @@ from winpod.kubelet.static_pods import (
     mirror_pod,
     read_static_pod,
 )
+from winpod.labels import CONFIG_MIRROR_ANNOTATION
 
 NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
 WEB = """
@@ -105,7 +105,7 @@ def test_mirror_pod_copies_pod_and_is_owned_by_node() -> None:
     assert mirror.metadata
     assert mirror.metadata.annotations
     assert mirror.metadata.uid is None
-    assert mirror.metadata.annotations[MIRROR] == uid_of(pod)
+    assert mirror.metadata.annotations[CONFIG_MIRROR_ANNOTATION] == uid_of(pod)
     assert mirror.metadata.ownerReferences
     assert mirror.metadata.ownerReferences[0].uid == "node-uid"
     assert mirror.spec == pod.spec

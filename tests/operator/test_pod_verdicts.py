@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from winpod.labels import BUILD_LABEL, OS_LABEL
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cached_objects import CachedPod
 from winpod.operator.pod_evaluator import depends_on_images, evaluate_pod
 from winpod.placement.evaluator import Cluster
-from winpod.placement.model import BUILD_LABEL, OS_LABEL, Container, Node, Pod
+from winpod.placement.model import Container, Node, Pod
 from winpod.windows.platforms import Image, Manifest, Platform
 
 B2019, B2022 = "10.0.17763", "10.0.20348"

@@ -16,9 +16,10 @@ from winpod.field_reader import FieldPath, format_path
 from winpod.images.references import parse_reference
 from winpod.images.resolver import ImageResolver, guess_build_from_tag
 from winpod.k8s.manifests import Manifests, Workload
+from winpod.labels import OS_LABEL
 from winpod.placement.advice import advise
 from winpod.placement.evaluator import Cluster, default_nodes, intended_os
-from winpod.placement.model import OS_LABEL, Node, Pod, RuntimeClass
+from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.placement.verdicts import Outcome, Placement, Status, format_node_names
 from winpod.windows.builds import supported_ltsc
 from winpod.windows.handlers import BUILTIN_HANDLERS, Handlers

@@ -18,6 +18,7 @@ from winpod.cli.log_format import LogOptions, start_logging
 from winpod.cli.options import with_options
 from winpod.k8s.kubeconfig import SERVICE_ACCOUNT, in_cluster_config, read_kubeconfig
 from winpod.k8s.leader_election import unique_identity
+from winpod.labels import OPERATOR_NAMESPACE
 from winpod.operator.manager import ManagedTask, ManagerContext, OperatorManager, OperatorOptions
 
 _log = logging.getLogger("winpod")
@@ -69,7 +70,7 @@ def _own_namespace() -> str:
     try:
         return (SERVICE_ACCOUNT / "namespace").read_text().strip()
     except OSError:
-        return "winpod-system"
+        return OPERATOR_NAMESPACE
 
 
 async def _until_stopped(operator: OperatorManager) -> None:

@@ -28,6 +28,7 @@ from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import MERGE_PATCH, ApiClient, ApiError
 from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.labels import API_GROUP
 from winpod.operator.upgrade.plan import UpgradePlan
 from winpod.operator.upgrade.progress import (
     BLOCKED,
@@ -39,7 +40,7 @@ from winpod.operator.upgrade.progress import (
     planned_status,
 )
 from winpod.operator.upgrade.report import to_json, to_markdown
-from winpod.operator.upgrade.resource import UPGRADES, UpgradeStatus, WindowsUpgrade
+from winpod.operator.upgrade.resource import PLURAL, UPGRADES, UpgradeStatus, WindowsUpgrade
 from winpod.operator.upgrade.snapshot import SnapshotReader, resolver_lookup
 from winpod.operator.upgrade.spec import (
     OldNodePolicy,
@@ -308,7 +309,7 @@ async def _api_client(kubeconfig: Path | None) -> AsyncIterator[ApiClient]:
     except ApiError as error:
         if error.is_not_found:
             raise NotFound(
-                "the cluster has no windowsupgrades.winpod.dev resource.",
+                f"the cluster has no {PLURAL}.{API_GROUP} resource.",
                 "Install the operator first.",
             ) from error
         raise

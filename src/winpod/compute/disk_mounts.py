@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from winpod.compute.spec import MountSourceKind
 from winpod.errors import InvalidInput, WinpodError
+from winpod.labels import HYPERVISOR_HANDLER_NAME
 from winpod.windows.paths import host_path
 
 DISK_KINDS = (MountSourceKind.VIRTUAL_DISK, MountSourceKind.PHYSICAL_DISK)
@@ -56,7 +57,7 @@ def needs_microvm_error(source: str, destination: str) -> DiskRefused:
     return DiskRefused(
         f"the disk {source} cannot be mounted on {destination}: disks can only be attached to pods "
         "with hypervisor isolation.",
-        "Use a handler such as runhcs-wcow-hypervisor, or mount a directory.",
+        f"Use a handler such as {HYPERVISOR_HANDLER_NAME}, or mount a directory.",
     )
 
 

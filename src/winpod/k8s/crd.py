@@ -10,9 +10,10 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.clock import format_timestamp
+from winpod.labels import API_GROUP
 
-GROUP, VERSION = "winpod.dev", "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
+VERSION = "v1alpha1"
+API_VERSION = f"{API_GROUP}/{VERSION}"
 
 
 class Metadata(DictMixin, rename="camel", omit_defaults=True):
@@ -109,9 +110,9 @@ def custom_resource_definition(
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{API_GROUP}"},
         "spec": {
-            "group": GROUP,
+            "group": API_GROUP,
             "scope": scope,
             "names": {
                 "kind": kind,

@@ -24,7 +24,6 @@ from winpod.clock import utc_now
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
 
-LEASE = "winpod-operator"
 LEASE_SECONDS = 15
 RENEW_DEADLINE = 10.0
 RETRY_PERIOD = 2.0
@@ -44,11 +43,12 @@ def unique_identity() -> str:
 class LeaderElector:
     """Runs work while it holds the lease. `identity` must be unique."""
 
-    def __init__(self, api: ApiClient, namespace: str, identity: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, lease: str, identity: str) -> None:
         self.is_leader = False
         self._api = api
         self._identity = identity
         self._namespace = namespace
+        self._lease = lease
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._observed: tuple[object, float] = (None, 0.0)
 
@@ -93,10 +93,10 @@ class LeaderElector:
 
     async def _try_acquire_or_renew(self) -> bool:
         """Acquire or renew the lease; another holder's lease is acquired only after it expired."""
-        path = f"{self._leases}/{LEASE}"
+        path = f"{self._leases}/{self._lease}"
         lease = await self._api.get(coordination.Lease, path)
         if lease is None:
-            metadata = ObjectMeta(name=LEASE, namespace=self._namespace)
+            metadata = ObjectMeta(name=self._lease, namespace=self._namespace)
             await self._api.create(
                 self._leases, coordination.Lease(metadata=metadata, spec=self._spec(None))
             )
@@ -133,7 +133,7 @@ class LeaderElector:
         )
 
     async def _release(self) -> None:
-        path = f"{self._leases}/{LEASE}"
+        path = f"{self._leases}/{self._lease}"
         with contextlib.suppress(WinpodError, TimeoutError):
             async with asyncio.timeout(_RELEASE_TIMEOUT):
                 lease = await self._api.get(coordination.Lease, path)

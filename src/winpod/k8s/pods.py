@@ -10,14 +10,13 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.errors import WinpodError
+from winpod.labels import CONFIG_SOURCE_ANNOTATION
 from winpod.quantities import parse_quantity
 
 DEFAULT_GRACE = 30
 RESTARTING_ALL = "RestartingAllContainers"
 """Reason of containers that were removed because another container's exit restarts the pod."""
 CRITICAL_PRIORITY = 2_000_000_000
-CONFIG_SOURCE_ANNOTATION = "kubernetes.io/config.source"
-"""Annotation with the source of a pod; `file` for static pods."""
 
 
 _Object = TypeVar("_Object")

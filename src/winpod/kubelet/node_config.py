@@ -16,7 +16,8 @@ from pathlib import Path
 
 from winpod.errors import InvalidInput, PermissionDenied
 from winpod.kubelet.eviction.thresholds import EvictionThresholds
-from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, HOSTNAME_LABEL, OS_LABEL, Taint
+from winpod.labels import ARCH_LABEL, BUILD_LABEL, HOSTNAME_LABEL, OS_LABEL
+from winpod.placement.model import Taint
 from winpod.windows.builds import Build
 
 MIB = 1024**2

@@ -25,13 +25,14 @@ from lightkube.models.meta_v1 import OwnerReference
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
-from winpod.k8s.pods import CONFIG_SOURCE_ANNOTATION, is_deleted, metadata_of, uid_of
+from winpod.k8s.pods import is_deleted, metadata_of, uid_of
 from winpod.k8s.pods import is_static as is_static
-
-HASH = "kubernetes.io/config.hash"
-SEEN = "kubernetes.io/config.seen"
-MIRROR = "kubernetes.io/config.mirror"
-"""Annotation of a mirror pod."""
+from winpod.labels import (
+    CONFIG_HASH_ANNOTATION,
+    CONFIG_MIRROR_ANNOTATION,
+    CONFIG_SEEN_ANNOTATION,
+    CONFIG_SOURCE_ANNOTATION,
+)
 
 _SCAN_SECONDS = 2.0
 _RETRY_SECONDS = 10.0
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_mirror_pod(pod: v1.Pod) -> bool:
-    return MIRROR in (metadata_of(pod).annotations or {})
+    return CONFIG_MIRROR_ANNOTATION in (metadata_of(pod).annotations or {})
 
 
 def read_static_pod(text: str, file: str, node: str, seen_at: datetime) -> v1.Pod:
@@ -67,8 +68,8 @@ def read_static_pod(text: str, file: str, node: str, seen_at: datetime) -> v1.Po
     metadata.annotations = {
         **(metadata.annotations or {}),
         CONFIG_SOURCE_ANNOTATION: "file",
-        HASH: fingerprint[:32],
-        SEEN: seen_at.isoformat().replace("+00:00", "Z"),
+        CONFIG_HASH_ANNOTATION: fingerprint[:32],
+        CONFIG_SEEN_ANNOTATION: seen_at.isoformat().replace("+00:00", "Z"),
     }
     spec.nodeName = node
     spec.tolerations = [
@@ -89,7 +90,10 @@ def mirror_pod(pod: v1.Pod, node: v1.Node) -> v1.Pod:
     metadata, owner = metadata_of(mirror), node.metadata
     metadata.uid = None
     annotations = metadata.annotations or {}
-    metadata.annotations = {**annotations, MIRROR: annotations[HASH]}
+    metadata.annotations = {
+        **annotations,
+        CONFIG_MIRROR_ANNOTATION: annotations[CONFIG_HASH_ANNOTATION],
+    }
     metadata.ownerReferences = [
         OwnerReference(
             apiVersion="v1",
@@ -288,4 +292,4 @@ def _key(pod: v1.Pod) -> tuple[str, str]:
 
 def _is_current(mirror: v1.Pod, pod: v1.Pod) -> bool:
     shown, desired = (metadata_of(p).annotations or {} for p in (mirror, pod))
-    return bool(shown.get(MIRROR) == desired.get(HASH))
+    return bool(shown.get(CONFIG_MIRROR_ANNOTATION) == desired.get(CONFIG_HASH_ANNOTATION))

@@ -29,6 +29,7 @@ from typing import Any
 from winpod.concurrency import KeyedLock
 from winpod.config import DEFAULT_BRIDGE, DEFAULT_SUBNETS
 from winpod.errors import WinpodError
+from winpod.labels import CNI_ADDED_KEY
 from winpod.network.attachments import (
     Attachment,
     AttachResult,
@@ -66,7 +67,6 @@ from winpod.network.errors import (
 from winpod.network.netns import has_interface, is_namespace
 
 _KIND = "cniCacheV1"
-_ADDED = "winpod.dev/added"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _encode(entry: CniCacheEntry) -> bytes:
     if entry.result is not None:
         document["result"] = entry.result
     if entry.added is not None:
-        document[_ADDED] = entry.added
+        document[CNI_ADDED_KEY] = entry.added
     return json.dumps(document).encode()
 
 
@@ -169,7 +169,7 @@ def _decode(path: Path) -> CniCacheEntry | None:
             arguments=tuple((key, value) for key, value in document.get("cniArgs") or ()),
             capabilities=document.get("capabilityArgs") or {},
             result=document.get("result"),
-            added=document.get(_ADDED),
+            added=document.get(CNI_ADDED_KEY),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

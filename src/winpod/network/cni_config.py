@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from winpod.config import DEFAULT_BRIDGE, DEFAULT_SUBNETS
+from winpod.labels import CNI_CLUSTER_KEY, CNI_MASQUERADE_KEY
 from winpod.network.attachments import Json
 from winpod.network.errors import NoCniConfig
 
@@ -23,8 +24,6 @@ DEFAULT_FILE = "99-winpod.conflist"
 DEFAULT_LEASES = Path("/run/winpod/leases")
 
 NEWEST_VERSION = (1, 1, 0)
-MASQUERADE = "winpod.dev/masquerade"
-CLUSTER = "winpod.dev/cluster"
 
 _EXTENSIONS = (".conflist", ".conf", ".json")
 _NETWORK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -164,8 +163,8 @@ def parse_network(data: bytes, source: str, folder: Path | None = None) -> CniNe
         plugins=tuple(_plugin(plugin, source) for plugin in plugins),
         check=not _flag(document, "disableCheck", source),
         collect=not _flag(document, "disableGC", source),
-        masquerade=_flag(document, MASQUERADE, source),
-        cluster=str(document.get(CLUSTER, "")),
+        masquerade=_flag(document, CNI_MASQUERADE_KEY, source),
+        cluster=str(document.get(CNI_CLUSTER_KEY, "")),
         data=data,
         source=source,
     )
@@ -192,8 +191,8 @@ def default_network(
         "cniVersion": "1.0.0",
         "name": "winpod",
         "disableGC": True,
-        MASQUERADE: True,
-        **({CLUSTER: str(cluster)} if cluster else {}),
+        CNI_MASQUERADE_KEY: True,
+        **({CNI_CLUSTER_KEY: str(cluster)} if cluster else {}),
         "plugins": [
             {
                 "type": "bridge",

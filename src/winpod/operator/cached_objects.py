@@ -23,6 +23,17 @@ from lightkube.core.dictmixin import DictMixin
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, TextPairs
+from winpod.labels import (
+    ARCH_LABEL,
+    ARCHITECTURE_ANNOTATION,
+    FILLED_LABELS_ANNOTATION,
+    MANAGED_BY_LABEL,
+    MANAGED_BY_VALUE,
+    OS_ANNOTATION,
+    OS_LABEL,
+    OS_VERSION_ANNOTATION,
+    RETIRING_ANNOTATION,
+)
 from winpod.placement.model import Container, Node, Pod, RuntimeClass
 from winpod.placement.predicates import TERMINAL_PHASES
 
@@ -85,10 +96,6 @@ def _leaf_values(value: object) -> Iterator[object]:
                 yield leaf
 
 
-MANAGED_BY, OURS = "app.kubernetes.io/managed-by", "winpod"
-RETIRING_ANNOTATION = "winpod.dev/retiring"
-FILLED_LABELS_ANNOTATION = "winpod.dev/filled-labels"
-"""Lists the labels of a node that the operator set because the kubelet did not."""
 _MAX_TEMPLATES = 4096
 _log = logging.getLogger(__name__)
 
@@ -150,11 +157,11 @@ class _Owner(DictMixin):
 class _PlatformAnnotations(
     DictMixin,
     rename={
-        "os": "winpod.dev/os",
-        "architecture": "winpod.dev/architecture",
-        "os_version": "winpod.dev/os-version",
-        "kubernetes_os": "kubernetes.io/os",
-        "kubernetes_arch": "kubernetes.io/arch",
+        "os": OS_ANNOTATION,
+        "architecture": ARCHITECTURE_ANNOTATION,
+        "os_version": OS_VERSION_ANNOTATION,
+        "kubernetes_os": OS_LABEL,
+        "kubernetes_arch": ARCH_LABEL,
     },
 ):
     """The annotations of a pod that decide which image manifest it gets."""
@@ -279,7 +286,7 @@ def to_cached_class(obj: ClassObject) -> CachedRuntimeClass:
     annotations = obj.metadata.annotations or {}
     return CachedRuntimeClass(
         RuntimeClass.from_object(obj.to_dict()),
-        (obj.metadata.labels or {}).get(MANAGED_BY) == OURS,
+        (obj.metadata.labels or {}).get(MANAGED_BY_LABEL) == MANAGED_BY_VALUE,
         annotations.get(RETIRING_ANNOTATION, ""),
         obj.metadata.uid,
         obj.metadata.resource_version,

@@ -17,9 +17,9 @@ from winpod.k8s.event_recorder import (
     ObjectReference,
     by_reason,
 )
+from winpod.labels import OPERATOR_COMPONENT
 from winpod.operator.upgrade.resource import KIND
 
-COMPONENT = "winpod-operator"
 REFUSED, UNPLACEABLE = "PodRefused", "PodUnplaceable"
 _API_VERSIONS = {
     "RuntimeClass": "node.k8s.io/v1",
@@ -38,7 +38,7 @@ _MAX_MESSAGE = 1024
 class OperatorEventRecorder:
     def __init__(self, api: ApiClient, identity: str) -> None:
         self._events = EventRecorder(
-            api, COMPONENT, identity, series=EventCorrelator(limited_by=by_reason)
+            api, OPERATOR_COMPONENT, identity, series=EventCorrelator(limited_by=by_reason)
         )
 
     async def run(self) -> None:

@@ -19,6 +19,7 @@ from winpod.errors import NotFound, WinpodError
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.manifests import template_path
+from winpod.labels import ABOUT_ANNOTATION, LAST_APPLIED_ANNOTATION
 from winpod.operator.admission.class_selection import without_runtime_class
 from winpod.operator.cached_objects import (
     CachedPod,
@@ -34,7 +35,6 @@ from winpod.operator.cluster_cache import CLASSES, NODES, PODS
 from winpod.operator.owners import WORKLOADS
 from winpod.operator.pod_evaluator import PodVerdict, evaluate_pod
 from winpod.operator.pull_secrets import PullSecrets
-from winpod.operator.runtimeclasses.desired_classes import ABOUT_ANNOTATION
 from winpod.placement.advice import advise
 from winpod.placement.evaluator import Cluster, intended_os
 from winpod.placement.model import Pod
@@ -42,7 +42,6 @@ from winpod.placement.predicates import with_allocated
 from winpod.placement.verdicts import Placement
 from winpod.windows.platforms import Image
 
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_EVENTS = 10
 
 
@@ -175,7 +174,7 @@ async def _origin(api: ApiClient, pod: CachedPod, obj: Mapping[str, Any]) -> str
             return ""
         path_to_template = template_path(owner["apiVersion"], owner["kind"]) or ()
         return f"set by {kind} {name}" if _names_class(owner, path_to_template) else added
-    applied = obj["metadata"].get("annotations", {}).get(_LAST_APPLIED)
+    applied = obj["metadata"].get("annotations", {}).get(LAST_APPLIED_ANNOTATION)
     if applied:
         return "set by its author" if _names_class(json.loads(applied), ()) else added
     return "set in the pod"

@@ -24,6 +24,7 @@ from winpod.k8s.client import ApiClient
 from winpod.k8s.event_recorder import Event
 from winpod.k8s.kubeconfig import RestConfig
 from winpod.k8s.leader_election import LeaderElector
+from winpod.labels import OPERATOR_LEASE
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.server import WebhookOptions, WebhookServer
 from winpod.operator.cluster_cache import ClusterCache
@@ -138,7 +139,9 @@ class OperatorManager:
         self._api = ApiClient(rest_config)
         self._settings = SettingsWatcher(self._api, options.namespace)
         self._cache = ClusterCache(self._api)
-        self._elector = LeaderElector(self._api, options.namespace, options.identity)
+        self._elector = LeaderElector(
+            self._api, options.namespace, OPERATOR_LEASE, options.identity
+        )
         self._registry = CollectorRegistry()
         self._recorder = OperatorEventRecorder(self._api, options.identity)
         leader_metrics = LeaderMetrics(self._registry)

@@ -18,7 +18,7 @@ from winpod.operator.instance_settings import InstanceSettings, read_instance_se
 from winpod.placement.model import Toleration, read_tolerations
 from winpod.windows.builds import Build
 
-CONFIG_MAP, CONFIG_KEY = "winpod-operator", "config.yaml"
+CONFIG_KEY = "config.yaml"
 _PLACEHOLDERS = ("release", "number", "build")
 _MAX_SIZE = 64 * 1024
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

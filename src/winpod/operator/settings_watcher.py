@@ -17,7 +17,8 @@ from winpod.errors import InvalidInput
 from winpod.k8s.client import ApiClient
 from winpod.k8s.event_recorder import Event, ObjectReference
 from winpod.k8s.informer import Reflector
-from winpod.operator.settings import CONFIG_KEY, CONFIG_MAP, OperatorSettings, read_settings
+from winpod.labels import OPERATOR_CONFIG_MAP
+from winpod.operator.settings import CONFIG_KEY, OperatorSettings, read_settings
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class SettingsWatcher:
             v1.ConfigMap,
             f"/api/v1/namespaces/{namespace}/configmaps",
             self,
-            {"fieldSelector": f"metadata.name={CONFIG_MAP}"},
+            {"fieldSelector": f"metadata.name={OPERATOR_CONFIG_MAP}"},
         )
 
     async def run(self) -> None:
@@ -97,7 +98,9 @@ class SettingsWatcher:
         self._wake()
 
     def _reject_deleted(self) -> None:
-        self._reject(f"The ConfigMap {CONFIG_MAP} was deleted; create an empty one for defaults.")
+        self._reject(
+            f"The ConfigMap {OPERATOR_CONFIG_MAP} was deleted; create an empty one for defaults."
+        )
 
     def _reject(self, reason: str) -> None:
         effect = (
@@ -131,7 +134,9 @@ class SettingsEventReporter:
             self._changed.clear()
             problem = self._settings.problem
             if problem and problem != self._reported:
-                subject = ObjectReference("ConfigMap", self._settings.namespace, CONFIG_MAP, "")
+                subject = ObjectReference(
+                    "ConfigMap", self._settings.namespace, OPERATOR_CONFIG_MAP, ""
+                )
                 self._record_event(Event(subject, "Warning", "SettingsNotUsed", problem))
             self._reported = problem
             await self._changed.wait()

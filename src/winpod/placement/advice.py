@@ -11,18 +11,9 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 
+from winpod.labels import ARCH_LABEL, BUILD_LABEL, HOSTNAME_LABEL, OS_LABEL
 from winpod.placement.evaluator import Cluster, default_nodes, evaluate_node
-from winpod.placement.model import (
-    ARCH_LABEL,
-    BUILD_LABEL,
-    HOSTNAME_LABEL,
-    OS_LABEL,
-    Node,
-    Pod,
-    RuntimeClass,
-    Taint,
-    Toleration,
-)
+from winpod.placement.model import Node, Pod, RuntimeClass, Taint, Toleration
 from winpod.placement.predicates import admit_with_runtime_class, scheduling_requests
 from winpod.placement.start_checks import ImagesByReference
 from winpod.placement.verdicts import Cause, Outcome, Placement, Reason, Status, Verdict

@@ -13,8 +13,9 @@ from copy import copy
 from dataclasses import replace
 
 from winpod.field_reader import TextPairs
+from winpod.labels import ARCH_LABEL, BETA_OS_LABEL, BUILD_LABEL, OS_LABEL
 from winpod.placement.capacity import FreeCapacity, SortedCapacity, capacity_reasons
-from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node, Pod, RuntimeClass
+from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.placement.node_groups import NodeGroup, NodeGroups, trim_cache
 from winpod.placement.predicates import (
     AdmittedPod,
@@ -216,7 +217,7 @@ def intended_os(
     """Return the OS a pod is for: stated in its spec, else implied by its images, else empty."""
     admitted, _ = admit_with_runtime_class(pod, classes)
     selector = dict(admitted.pod.node_selector)
-    stated = pod.os or selector.get(OS_LABEL) or selector.get("beta.kubernetes.io/os")
+    stated = pod.os or selector.get(OS_LABEL) or selector.get(BETA_OS_LABEL)
     stated = stated or pod.platform_constraint.os or _os_of_affinity(pod)
     if stated or handlers.find(admitted.handler or " "):
         return stated or "windows"

@@ -14,13 +14,24 @@ from typing import Any
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, FieldPath, InvalidField, Quantities, TextPairs
+from winpod.labels import (
+    ARCH_LABEL,
+    ARCHITECTURE_ANNOTATION,
+    BETA_ARCH_LABEL,
+    BETA_OS_LABEL,
+    BUILD_LABEL,
+    DISK_PRESSURE_TAINT,
+    MEMORY_PRESSURE_TAINT,
+    NOT_READY_TAINT,
+    OS_ANNOTATION,
+    OS_LABEL,
+    OS_VERSION_ANNOTATION,
+    OSVERSION_LABEL,
+    PID_PRESSURE_TAINT,
+    UNREACHABLE_TAINT,
+    UNSCHEDULABLE_TAINT,
+)
 from winpod.windows.builds import Build, parse_build, parse_version
-
-OS_LABEL = "kubernetes.io/os"
-ARCH_LABEL = "kubernetes.io/arch"
-BUILD_LABEL = "node.kubernetes.io/windows-build"
-OSVERSION_LABEL = "beta.kubernetes.io/osversion"
-HOSTNAME_LABEL = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +176,12 @@ class Node:
     @property
     def os(self) -> str:
         """The OS from a label, else from nodeInfo, else inferred from the Windows build label."""
-        stated = self.label(OS_LABEL) or self.label("beta.kubernetes.io/os") or self.reported_os
+        stated = self.label(OS_LABEL) or self.label(BETA_OS_LABEL) or self.reported_os
         return stated or ("windows" if self.label(BUILD_LABEL) else "linux")
 
     @property
     def architecture(self) -> str:
-        stated = self.label(ARCH_LABEL) or self.label("beta.kubernetes.io/arch")
+        stated = self.label(ARCH_LABEL) or self.label(BETA_ARCH_LABEL)
         return stated or self.reported_architecture or "amd64"
 
     @property
@@ -300,14 +311,14 @@ class Pod:
 
 
 _DAEMON = tuple(
-    Toleration(f"node.kubernetes.io/{condition}", "Exists", effect=effect)
-    for condition, effect in (
-        ("not-ready", "NoExecute"),
-        ("unreachable", "NoExecute"),
-        ("disk-pressure", "NoSchedule"),
-        ("memory-pressure", "NoSchedule"),
-        ("pid-pressure", "NoSchedule"),
-        ("unschedulable", "NoSchedule"),
+    Toleration(key, "Exists", effect=effect)
+    for key, effect in (
+        (NOT_READY_TAINT, "NoExecute"),
+        (UNREACHABLE_TAINT, "NoExecute"),
+        (DISK_PRESSURE_TAINT, "NoSchedule"),
+        (MEMORY_PRESSURE_TAINT, "NoSchedule"),
+        (PID_PRESSURE_TAINT, "NoSchedule"),
+        (UNSCHEDULABLE_TAINT, "NoSchedule"),
     )
 )
 
@@ -373,19 +384,19 @@ def _is_host_process(spec: Field) -> bool:
 
 
 def read_platform_constraint(annotations: Field) -> PlatformConstraint:
-    """Read the constraint annotations; winpod.dev takes precedence over kubernetes.io."""
+    """Read the constraint annotations; winpod's take precedence over those of Kubernetes."""
     values = dict(annotations.text_map())
-    version = values.get("winpod.dev/os-version", "")
+    version = values.get(OS_VERSION_ANNOTATION, "")
     if version:
         try:
             version = str(parse_build(version))
         except InvalidInput as error:
             raise InvalidField(
-                (*annotations.path, "winpod.dev/os-version"),
+                (*annotations.path, OS_VERSION_ANNOTATION),
                 f'is "{version}", which is not a Windows build',
             ) from error
     return PlatformConstraint(
-        os=values.get("winpod.dev/os") or values.get("kubernetes.io/os", ""),
-        architecture=values.get("winpod.dev/architecture") or values.get("kubernetes.io/arch", ""),
+        os=values.get(OS_ANNOTATION) or values.get(OS_LABEL, ""),
+        architecture=values.get(ARCHITECTURE_ANNOTATION) or values.get(ARCH_LABEL, ""),
         os_version=version,
     )

@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from winpod.placement.model import (
+from winpod.labels import (
     ARCH_LABEL,
+    BETA_ARCH_LABEL,
+    BETA_OS_LABEL,
     BUILD_LABEL,
     OS_LABEL,
     OSVERSION_LABEL,
-    Node,
-    NodeSelectorRequirement,
-    NodeSelectorTerm,
-    Pod,
 )
+from winpod.placement.model import Node, NodeSelectorRequirement, NodeSelectorTerm, Pod
 
 _RULE_LABELS = frozenset(
     (
         OS_LABEL,
-        "beta.kubernetes.io/os",
+        BETA_OS_LABEL,
         ARCH_LABEL,
-        "beta.kubernetes.io/arch",
+        BETA_ARCH_LABEL,
         BUILD_LABEL,
         OSVERSION_LABEL,
     )

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from winpod.field_reader import Quantities
+from winpod.labels import UNSCHEDULABLE_TAINT
 from winpod.placement.model import Node, Pod, RuntimeClass, Taint, Toleration
 from winpod.placement.verdicts import Cause, Reason, Stage
 
-UNSCHEDULABLE_TAINT = Taint("node.kubernetes.io/unschedulable")
+_CORDON = Taint(UNSCHEDULABLE_TAINT)
 TERMINAL_PHASES = ("Succeeded", "Failed")
 """Phases in which a pod no longer uses resources of its node."""
 
@@ -88,14 +89,10 @@ def scheduling_reasons(admitted: AdmittedPod, node: Node) -> Iterable[Reason]:
     if pod.node_name and pod.node_name != node.name:
         yield _unscheduled(Cause.NODE_NAME, f"spec.nodeName is {pod.node_name}", pod.node_name)
         return
-    if (
-        node.unschedulable
-        and not pod.node_name
-        and not _tolerated(UNSCHEDULABLE_TAINT, pod.tolerations)
-    ):
+    if node.unschedulable and not pod.node_name and not _tolerated(_CORDON, pod.tolerations):
         yield replace(_unscheduled(Cause.CORDONED, "the node is cordoned"), temporary=True)
     for taint in node.taints:
-        if taint.key == UNSCHEDULABLE_TAINT.key and node.unschedulable:
+        if taint.key == UNSCHEDULABLE_TAINT and node.unschedulable:
             continue
         if pod.node_name and taint.effect == "NoSchedule":
             continue  # a pod with nodeName bypasses the scheduler, which checks this effect

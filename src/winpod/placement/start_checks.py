@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from winpod.placement.model import BUILD_LABEL, Node, Pod
+from winpod.labels import BUILD_LABEL
+from winpod.placement.model import Node, Pod
 from winpod.placement.predicates import AdmittedPod
 from winpod.placement.verdicts import Cause, Reason, Stage
 from winpod.windows.builds import Build

@@ -37,7 +37,8 @@ from winpod.kubelet.node_config import (
     machine_capacity,
 )
 from winpod.kubelet.volumes.manager import VolumeManager
-from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node
+from winpod.labels import ARCH_LABEL, BUILD_LABEL, OS_LABEL
+from winpod.placement.model import Node
 from winpod.play.apiserver.objects import Document
 from winpod.play.apiserver.pods import PodStore
 from winpod.play.kubelet_objects import from_document

@@ -16,10 +16,11 @@ from lightkube.models import core_v1 as v1
 from winpod.clock import utc_now
 from winpod.k8s.pods import condition, is_deleted, metadata_of, spec_of, uid_of
 from winpod.kubelet.node_config import NodeConfig
+from winpod.labels import ARCH_LABEL, BUILD_LABEL, OS_LABEL
 from winpod.placement import model
 from winpod.placement.advice import advise
 from winpod.placement.evaluator import Cluster, evaluate_node, intended_os, preferred_nodes
-from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Node, RuntimeClass
+from winpod.placement.model import Node, RuntimeClass
 from winpod.placement.predicates import admit_with_runtime_class, with_allocated
 from winpod.placement.verdicts import Outcome, Placement, Status, Verdict
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of, template_of

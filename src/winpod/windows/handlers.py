@@ -14,6 +14,12 @@ from dataclasses import dataclass
 
 from winpod.errors import InvalidInput, NotFound
 from winpod.field_reader import Field, InvalidField, TextPairs
+from winpod.labels import (
+    HYPERV_ALIAS_PREFIX,
+    HYPERVISOR_HANDLER_NAME,
+    HYPERVISOR_HANDLER_PREFIX,
+    PROCESS_HANDLER_NAME,
+)
 from winpod.windows.builds import RELEASES, Build, ServicingChannel, parse_build
 from winpod.windows.isolation import Isolation
 
@@ -166,12 +172,12 @@ def _dns_label(field: Field) -> str:
     return field.text()
 
 
-PROCESS_HANDLER = Handler("runhcs-wcow-process", Isolation.PROCESS)
-HYPERVISOR_HANDLER = Handler("runhcs-wcow-hypervisor", Isolation.HYPERVISOR)
+PROCESS_HANDLER = Handler(PROCESS_HANDLER_NAME, Isolation.PROCESS)
+HYPERVISOR_HANDLER = Handler(HYPERVISOR_HANDLER_NAME, Isolation.HYPERVISOR)
 
 
 def hypervisor_handler(guest: Build) -> Handler:
-    return Handler(f"{HYPERVISOR_HANDLER.name}-{guest.number}", Isolation.HYPERVISOR, guest.base)
+    return Handler(f"{HYPERVISOR_HANDLER_PREFIX}{guest.number}", Isolation.HYPERVISOR, guest.base)
 
 
 def _builtin_handlers() -> Handlers:
@@ -182,8 +188,8 @@ def _builtin_handlers() -> Handlers:
             continue
         handler = hypervisor_handler(release.build)
         for suffix in (str(release.build.number), *release.aliases):
-            named[f"{HYPERVISOR_HANDLER.name}-{suffix}"] = handler
-            aliases[f"containerd-hyperv-{suffix}"] = handler
+            named[f"{HYPERVISOR_HANDLER_PREFIX}{suffix}"] = handler
+            aliases[f"{HYPERV_ALIAS_PREFIX}{suffix}"] = handler
     return Handlers(named, aliases)
 
 

@@ -11,9 +11,9 @@ from winpod.instances.cluster.bootstrap_tokens import (
     token_object,
     with_token,
 )
-from winpod.instances.cluster.csr_approval import BOOTSTRAP_GROUP
 from winpod.k8s.client import ApiClient
 from winpod.k8s.kubeconfig import token_config
+from winpod.labels import BOOTSTRAP_GROUP
 
 NOW = datetime(2026, 11, 16, 8, 30, 0, 5, tzinfo=UTC)
 

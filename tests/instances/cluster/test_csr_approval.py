@@ -9,14 +9,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from winpod.instances.cluster.csr_approval import (
-    BOOTSTRAP_GROUP,
-    CertificateRequest,
-    KnownInstance,
-    evaluate_csr,
-)
+from winpod.instances.cluster.csr_approval import CertificateRequest, KnownInstance, evaluate_csr
 from winpod.k8s.certificates import CertificateSubject, PrivateKey
 from winpod.k8s.csr import CLIENT_SIGNER, SERVING_SIGNER
+from winpod.labels import BOOTSTRAP_GROUP
 
 NODE = "system:node:win-a"
 KNOWN = (

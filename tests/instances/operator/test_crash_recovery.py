@@ -17,8 +17,9 @@ from tests.support.instance_operator import NAMESPACE, PATH, FixedDesiredState, 
 from tests.support.memory_api import MemoryApi
 from tests.support.scripted_windows import ScriptedService, ScriptedWindows
 from tests.support.ssh_server import ssh_server
-from winpod.instances.cluster.inventory import KEY_ENTRY, KEY_SECRET
+from winpod.instances.cluster.inventory import KEY_ENTRY
 from winpod.instances.cluster.nodes import LEASES, NODES
+from winpod.labels import INSTANCES_KEY_SECRET
 
 NAME = "127.0.0.1"
 NAT = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"}
@@ -112,7 +113,7 @@ async def test_migration_from_docker_survives_operator_crashes(
     untouched, store, deaths = repr(docker), MemoryApi(), 0
     async with ssh_server(tmp_path, machine.reply) as server, kubelet(store, machine):
         secret = base64.b64encode(server.key.export_private_key()).decode()
-        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{KEY_SECRET}"
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{INSTANCES_KEY_SECRET}"
         await store.put(path, {"data": {KEY_ENTRY: secret}})
         await set_entries(
             OperatorHarness(api=store), **{NAME: f"username=Administrator,port={server.port}"}

@@ -14,10 +14,10 @@ import pytest
 
 from tests.support.instance_operator import NAMESPACE, PATH, OperatorHarness
 from winpod.errors import Unavailable, WinpodError
-from winpod.instances.cluster.inventory import INSTANCES
 from winpod.instances.operator.controller import InstanceController
 from winpod.instances.operator.machines import GROUP
 from winpod.k8s.client import ApiError
+from winpod.labels import INSTANCES_CONFIG_MAP
 from winpod.operator.instance_settings import InstanceSettings
 
 AWAY = Unavailable("the API server cannot now: 503.")
@@ -36,7 +36,7 @@ def machine(address: str = "192.0.2.7") -> dict[str, Any]:
 
 
 async def set_entries(harness: OperatorHarness, **entries: str) -> None:
-    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{INSTANCES}"
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{INSTANCES_CONFIG_MAP}"
     await harness.api.put(path, {"data": entries})
 
 

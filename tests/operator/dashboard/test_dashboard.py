@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from winpod.k8s.crd import Metadata
+from winpod.labels import BUILD_LABEL, OS_LABEL
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cached_objects import CachedNode, CachedPod, CachedRuntimeClass
 from winpod.operator.dashboard.dashboard import LoopbackAuthorizer
@@ -27,7 +28,7 @@ from winpod.operator.upgrade.resource import (
     WindowsUpgrade,
     WorkloadRecord,
 )
-from winpod.placement.model import BUILD_LABEL, OS_LABEL, Container, Node, Pod, RuntimeClass
+from winpod.placement.model import Container, Node, Pod, RuntimeClass
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 WINDOWS = ((OS_LABEL, "windows"), (BUILD_LABEL, "10.0.20348"))

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.support.placement_nodes import CONTAINERD, OS_TAINT, WINPOD, linux_node, node
+from winpod.labels import ABOUT_ANNOTATION
 from winpod.operator.cached_objects import CachedRuntimeClass
 from winpod.operator.runtimeclasses.desired_classes import (
-    ABOUT_ANNOTATION,
     ClassAction,
     DesiredClass,
     desired_classes,

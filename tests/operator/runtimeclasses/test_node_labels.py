@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from tests.support.placement_nodes import CONTAINERD, WINPOD, linux_node, node
+from winpod.labels import BUILD_LABEL
 from winpod.operator.runtimeclasses.node_labels import change_labels, served_handlers, with_labels
-from winpod.placement.model import BUILD_LABEL, Node
+from winpod.placement.model import Node
 from winpod.windows.handlers import BUILTIN_HANDLERS, HYPERVISOR_HANDLER, PROCESS_HANDLER
 
 ISOLATION = "winpod.dev/isolation"

@@ -10,10 +10,11 @@ import pytest
 from winpod.k8s.client import ApiClient, ObjectList, WatchEvent
 from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
-from winpod.operator.upgrade.resource import FINALIZER, UpgradeStatus, WindowsUpgrade
+from winpod.operator.upgrade.resource import UpgradeStatus, WindowsUpgrade
 from winpod.operator.upgrade.snapshot import SnapshotReader
 
 
@@ -34,7 +35,7 @@ class SlowApi(ApiClient):
 
     async def list(self, kind: Any, path: str, params: Mapping[str, str]) -> ObjectList[Any]:
         del kind, path, params
-        return ObjectList([upgrade("first", "Done", FINALIZER)], "1")
+        return ObjectList([upgrade("first", "Done", UPGRADE_FINALIZER)], "1")
 
     async def watch(
         self, kind: Any, path: str, params: Mapping[str, str]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from winpod.k8s.crd import Metadata
+from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.upgrade.moves import MoveOutcome, UpgradeWorkload, WorkloadMove
 from winpod.operator.upgrade.plan import UpgradePlan, UpgradeStep, UpgradeStepKind
 from winpod.operator.upgrade.progress import (
@@ -30,7 +31,6 @@ from winpod.operator.upgrade.progress import (
 from winpod.operator.upgrade.report import to_json, to_markdown
 from winpod.operator.upgrade.resource import (
     CRD,
-    FINALIZER,
     NodeRecord,
     StepRecord,
     UpgradeStatus,
@@ -154,7 +154,7 @@ def test_upgrade_is_finished_when_settled_without_finalizer(
     metadata = Metadata(
         "u",
         deletion_timestamp="2026-11-16T12:00:00Z" if deleted else "",
-        finalizers=["other.example/x", *([FINALIZER] if held else [])],
+        finalizers=["other.example/x", *([UPGRADE_FINALIZER] if held else [])],
     )
     upgrade = WindowsUpgrade(metadata, SPEC, UpgradeStatus(phase))
     assert is_finished(upgrade) == over

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from winpod.check.engine import Report, WorkloadReport
+from winpod.labels import CHECK_SCHEMA
 from winpod.placement.model import Node
 from winpod.placement.verdicts import Reason, Status, Verdict
-
-SCHEMA = "winpod.dev/check/v1"
 
 
 def json_lines(report: Report) -> Iterator[str]:
     counts = report.counts()
-    yield f'{{"schema": {json.dumps(SCHEMA)},'
+    yield f'{{"schema": {json.dumps(CHECK_SCHEMA)},'
     yield f' "summary": {json.dumps({status.value: counts[status] for status in Status})},'
     yield f' "notes": {json.dumps(list(report.notes))},'
     yield ' "nodes": ['

@@ -55,7 +55,7 @@ from winpod.cri.daemon import DaemonRequirements, connect_daemon, log_directory
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError
 from winpod.errors import InvalidInput, WinpodError
-from winpod.labels import PORTS_ANNOTATION, REMOVE_LABEL, RUN_LABEL, STDIO_ANNOTATION
+from winpod.labels import PORTS_ANNOTATION, RUN_LABEL, STDIO_ANNOTATION
 from winpod.windows.builds import parse_build
 
 _KINDS = {api.TCP: socket.SOCK_STREAM, api.UDP: socket.SOCK_DGRAM}
@@ -263,7 +263,7 @@ def _sandbox_config(
         log_directory=str(log_directory(root) / name),
         dns_config=api.DNSConfig(servers=[check_address(text) for text in options.dns or ()]),
         port_mappings=ports,
-        labels={RUN_LABEL: name, **({REMOVE_LABEL: "true"} if mode.remove else {})},
+        labels={RUN_LABEL: name, **({AUTO_REMOVE_LABEL: "true"} if mode.remove else {})},
         annotations={
             **annotations,
             **({PORTS_ANNOTATION: describe_ports(ports)} if ports else {}),

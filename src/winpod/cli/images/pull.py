@@ -33,6 +33,7 @@ from winpod.images.pull.singleflight import Progress as LayerCallback
 from winpod.images.registry.auth import read_docker_config
 from winpod.images.store.records import StoredImage
 from winpod.images.store.store import Store
+from winpod.labels import HYPERVISOR_HANDLER_PREFIX
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import Handler
 
@@ -43,7 +44,7 @@ HandlerOption = Annotated[
     typer.Option(
         "--handler",
         metavar="HANDLER",
-        help="Runtime handler, such as runhcs-wcow-hypervisor-17763.",
+        help=f"Runtime handler, such as {HYPERVISOR_HANDLER_PREFIX}17763.",
     ),
 ]
 

@@ -43,6 +43,7 @@ from winpod.instances.ssh.facts import collect_facts
 from winpod.instances.ssh.log_collector import QUERY, collect_logs
 from winpod.instances.ssh.login import PORT, read_key
 from winpod.instances.standalone.parallel import DEFAULT_PARALLELISM
+from winpod.labels import INSTANCES_CONFIG_MAP
 from winpod.operator.instance_settings import InstanceSettings
 
 Key = Annotated[Path, typer.Option("--key", metavar="FILE", help="Private key to log in with.")]
@@ -82,7 +83,7 @@ class InstanceSelection:
         typer.Option(
             "--instances",
             metavar="FILE",
-            help="Instances: ConfigMap windows-instances, or lines of `address: username=NAME`.",
+            help=f"Instances: ConfigMap {INSTANCES_CONFIG_MAP}, or lines of `address: username=NAME`.",
         ),
     ] = None
 

@@ -16,7 +16,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.services.sandboxes import SandboxService
 from winpod.cri.state import Phase, RuntimeState, SandboxRecord
 from winpod.errors import WinpodError
-from winpod.labels import REMOVE_LABEL, RUN_LABEL
+from winpod.labels import AUTO_REMOVE_LABEL, RUN_LABEL
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class AutoRemove:
         """Clean up the sandbox if it was created by `run` and its container has exited."""
         if RUN_LABEL in sandbox.parsed_config.labels and self._has_exited(sandbox):
             task = asyncio.create_task(
-                self._clean_up(sandbox, REMOVE_LABEL in sandbox.parsed_config.labels)
+                self._clean_up(sandbox, AUTO_REMOVE_LABEL in sandbox.parsed_config.labels)
             )
             self._cleanups.add(task)
             task.add_done_callback(self._cleanups.discard)
@@ -48,7 +48,7 @@ class AutoRemove:
             if phases <= {Phase.CREATED}:
                 await self._clean_up(sandbox, remove=True)
             elif phases == {Phase.EXITED}:
-                await self._clean_up(sandbox, REMOVE_LABEL in sandbox.parsed_config.labels)
+                await self._clean_up(sandbox, AUTO_REMOVE_LABEL in sandbox.parsed_config.labels)
 
     async def _clean_up(self, sandbox: SandboxRecord, remove: bool) -> None:
         try:
@@ -79,6 +79,6 @@ class AutoRemove:
     def has_pending(self) -> bool:
         """Whether a cleanup is running or a sandbox is to be removed on exit."""
         return bool(self._cleanups) or any(
-            REMOVE_LABEL in sandbox.parsed_config.labels
+            AUTO_REMOVE_LABEL in sandbox.parsed_config.labels
             for sandbox in self._state.sandboxes.values()
         )

@@ -23,6 +23,7 @@ from winpod.images.pull.puller import Puller, find_variant
 from winpod.images.registry.auth import Credential, CredentialSource, read_docker_config
 from winpod.images.store.records import StoredImage
 from winpod.images.store.store import Store
+from winpod.labels import RUNTIME_HANDLER_ANNOTATION
 from winpod.windows.builds import Build
 from winpod.windows.handlers import Handler, Handlers
 
@@ -129,7 +130,7 @@ class ImageService:
         spec = request.image
         if not spec.image:
             raise InvalidInput("image is required.")
-        named = spec.runtime_handler or spec.annotations.get("kubernetes.io/runtimehandler", "")
+        named = spec.runtime_handler or spec.annotations.get(RUNTIME_HANDLER_ANNOTATION, "")
         await asyncio.to_thread(self._store.remove, spec.image, named or None)
         return api.RemoveImageResponse()
 

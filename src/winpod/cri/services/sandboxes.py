@@ -25,6 +25,7 @@ from winpod.cri.handler_status import SANDBOX_INFO, HandlerStatus
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import ContainerRecord, Phase, RuntimeState, SandboxRecord
 from winpod.errors import InvalidInput, NotFound, WinpodError
+from winpod.labels import PROCESS_HANDLER_NAME
 from winpod.network.attachments import INTERFACE, Attachment, AttachResult, Dns, PortMapping
 from winpod.network.netns import InterfaceCounters
 from winpod.windows.handlers import Handler, Handlers
@@ -78,7 +79,8 @@ class IsolationUnavailable(WinpodError):
     def __init__(self, handler: Handler, why: str) -> None:
         super().__init__(
             f'the handler "{handler.name}" requires {handler.isolation} isolation: {why}',
-            "Use a RuntimeClass with handler runhcs-wcow-process and an image that fits the node.",
+            f"Use a RuntimeClass with handler {PROCESS_HANDLER_NAME} "
+            "and an image that fits the node.",
         )
 
 

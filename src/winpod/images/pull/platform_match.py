@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 from winpod.field_reader import Field
 from winpod.images.errors import NoMatchingManifest
+from winpod.labels import RUNTIME_HANDLER_ANNOTATION
 from winpod.placement.model import PlatformConstraint, read_platform_constraint
 from winpod.placement.start_checks import OS_MISMATCH_MESSAGE, mismatch_message
 from winpod.windows.builds import Build, parse_version
 from winpod.windows.handlers import BUILTIN_HANDLERS, Handler, Handlers, hypervisor_handler
 from winpod.windows.isolation import guest_fits_host
 from winpod.windows.platforms import Image, Manifest, Platform, PlatformRequirement, choose_manifest
-
-HANDLER_ANNOTATION = "kubernetes.io/runtimehandler"
 
 
 def resolve_handler(
@@ -29,7 +28,7 @@ def resolve_handler(
     sandbox_handler: str = "",
 ) -> Handler:
     """Return the handler of a pull request; an unknown name is an error."""
-    annotated = (annotations or {}).get(HANDLER_ANNOTATION, "")
+    annotated = (annotations or {}).get(RUNTIME_HANDLER_ANNOTATION, "")
     return handlers.get(runtime_handler or annotated or sandbox_handler)
 
 

@@ -17,8 +17,8 @@ from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.clock import Clock, format_timestamp, truncate_to_seconds, utc_now
-from winpod.instances.cluster.csr_approval import BOOTSTRAP_GROUP
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.labels import BOOTSTRAP_GROUP
 
 NAMESPACE = "kube-system"
 LIFETIME = timedelta(hours=2)

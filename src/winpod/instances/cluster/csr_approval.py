@@ -19,9 +19,10 @@ from lightkube.models import certificates_v1 as certificates
 from winpod.clock import truncate_to_seconds, utc_now
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.csr import CLIENT_SIGNER, SERVING_SIGNER
+from winpod.labels import BOOTSTRAP_GROUP
 
 NODES, NODE_USER = "system:nodes", "system:node:"
-BOOTSTRAP_USER, BOOTSTRAP_GROUP = "system:bootstrap:", "system:bootstrappers:winpod"
+BOOTSTRAP_USER = "system:bootstrap:"
 _USAGES = {CLIENT_SIGNER: "client auth", SERVING_SIGNER: "server auth"}
 _KEY_USAGES = ({"digital signature"}, {"digital signature", "key encipherment"})
 

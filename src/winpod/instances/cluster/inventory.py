@@ -16,8 +16,7 @@ from ipaddress import AddressValueError, IPv4Address
 
 from winpod.instances.errors import InstanceUnreachable
 
-INSTANCES = "windows-instances"
-KEY_SECRET, KEY_ENTRY = "cloud-private-key", "private-key.pem"
+KEY_ENTRY = "private-key.pem"
 SSH_PORT = 22
 _NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"

@@ -20,13 +20,12 @@ from winpod.instances.planner.next_action import ObservedNode
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.drain import evict_pod
 from winpod.k8s.objects import Address, Metadata
+from winpod.labels import CONFIG_MIRROR_ANNOTATION, OS_LABEL, UNSCHEDULABLE_TAINT
 from winpod.placement.predicates import TERMINAL_PHASES
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _OVERLAY_SUBNET = "k8s.ovn.org/hybrid-overlay-node-subnet"
-_CORDON = "node.kubernetes.io/unschedulable"
-_MIRROR = "kubernetes.io/config.mirror"
 
 
 class _NodeSpec(DictMixin):
@@ -97,7 +96,7 @@ def observe_node(
     metadata, status = node.metadata, node.status
     node_addresses = [address.address for address in status.addresses]
     mismatch = ""
-    if metadata.labels.get("kubernetes.io/os", "windows") != "windows":
+    if metadata.labels.get(OS_LABEL, "windows") != "windows":
         mismatch = f"the node {metadata.name} already exists, and is not a Windows node"
     elif not is_own and node_addresses and set(node_addresses).isdisjoint(addresses):
         listed = ", ".join(node_addresses)
@@ -149,7 +148,7 @@ def select_evictions(
         )
         for pod in pods
         if pod.status.phase not in TERMINAL_PHASES
-        and _MIRROR not in pod.metadata.annotations
+        and CONFIG_MIRROR_ANNOTATION not in pod.metadata.annotations
         and not (since and pod.metadata.creation_timestamp > since and _tolerates_cordon(pod))
         and all(owner.kind != "DaemonSet" for owner in pod.metadata.owner_references)
     )
@@ -158,7 +157,7 @@ def select_evictions(
 
 def _tolerates_cordon(pod: PodObject) -> bool:
     return any(
-        toleration.key in ("", _CORDON) and toleration.effect in ("", "NoSchedule")
+        toleration.key in ("", UNSCHEDULABLE_TAINT) and toleration.effect in ("", "NoSchedule")
         for toleration in pod.spec.tolerations
     )
 
@@ -171,7 +170,7 @@ class NodeClient:
         return await self._api.get(NodeObject, f"{NODES}/{name}") if name else None
 
     async def windows(self) -> Sequence[NodeObject]:
-        selector = {"labelSelector": "kubernetes.io/os=windows"}
+        selector = {"labelSelector": f"{OS_LABEL}=windows"}
         return (await self._api.list(NodeObject, NODES, selector)).items
 
     async def heartbeat(self, name: str) -> str:

@@ -10,12 +10,10 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.k8s import crd as schema
-from winpod.k8s.crd import API_VERSION, GROUP, Condition, CustomResource
+from winpod.k8s.crd import API_VERSION, Condition, CustomResource
+from winpod.labels import STOP_MANAGING_ANNOTATION
 
 KIND, PLURAL = "WindowsInstance", "windowsinstances"
-FINALIZER = f"{GROUP}/instance"
-STOP_MANAGING = f"{GROUP}/forget"
-"""Annotation: release the instance as it is, if it cannot be reached any more."""
 
 
 def instances_path(namespace: str) -> str:
@@ -71,7 +69,7 @@ class WindowsInstance(CustomResource):
 
     @property
     def is_unmanaged(self) -> bool:
-        return STOP_MANAGING in self.metadata.annotations
+        return STOP_MANAGING_ANNOTATION in self.metadata.annotations
 
 
 _SPEC = {

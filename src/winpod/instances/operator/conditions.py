@@ -8,10 +8,11 @@ from enum import StrEnum
 
 from winpod.errors import WinpodError
 from winpod.instances import errors
-from winpod.instances.cluster.inventory import INSTANCES, InvalidEntry
+from winpod.instances.cluster.inventory import InvalidEntry
 from winpod.instances.cluster.resource import KIND, WindowsInstance
 from winpod.k8s.crd import API_VERSION, Condition, updated_condition
 from winpod.k8s.event_recorder import Event, ObjectReference
+from winpod.labels import INSTANCES_CONFIG_MAP
 
 
 class InstancePhase(StrEnum):
@@ -57,7 +58,7 @@ def instance_event(instance: WindowsInstance, reason: str, message: str, *, is_b
 
 
 def invalid_entry_event(namespace: str, bad: InvalidEntry) -> Event:
-    subject = ObjectReference("ConfigMap", namespace, INSTANCES, "")
+    subject = ObjectReference("ConfigMap", namespace, INSTANCES_CONFIG_MAP, "")
     return Event(subject, "Warning", "InstanceEntryBad", bad.problem)
 
 

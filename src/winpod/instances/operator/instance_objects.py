@@ -10,7 +10,6 @@ import msgspec
 
 from winpod.instances.cluster.inventory import InventoryEntry
 from winpod.instances.cluster.resource import (
-    FINALIZER,
     InstanceSpec,
     InstanceStatus,
     WindowsInstance,
@@ -19,6 +18,7 @@ from winpod.instances.cluster.resource import (
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.crd import Metadata
 from winpod.k8s.informer import Reflector
+from winpod.labels import INSTANCE_FINALIZER
 
 
 class InstanceStore:
@@ -42,7 +42,9 @@ class InstanceStore:
         return copy.deepcopy(self.known.get(name))
 
     async def create(self, entry: InventoryEntry) -> None:
-        metadata = Metadata(name=entry.name, namespace=self._namespace, finalizers=[FINALIZER])
+        metadata = Metadata(
+            name=entry.name, namespace=self._namespace, finalizers=[INSTANCE_FINALIZER]
+        )
         new = WindowsInstance(metadata, _spec(entry))
         try:
             self.on_change(await self._api.create(self._path, new))
@@ -82,7 +84,9 @@ class InstanceStore:
 
         def drop(obj: WindowsInstance) -> None:
             obj.metadata.finalizers = [
-                finalizer for finalizer in obj.metadata.finalizers if finalizer != FINALIZER
+                finalizer
+                for finalizer in obj.metadata.finalizers
+                if finalizer != INSTANCE_FINALIZER
             ]
 
         await self._write(name, drop, "")

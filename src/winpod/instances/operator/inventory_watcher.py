@@ -16,9 +16,7 @@ from lightkube.models import core_v1 as v1
 
 from winpod.errors import InvalidInput
 from winpod.instances.cluster.inventory import (
-    INSTANCES,
     KEY_ENTRY,
-    KEY_SECRET,
     InvalidEntry,
     Inventory,
     InventoryEntry,
@@ -30,6 +28,7 @@ from winpod.instances.operator.machines import inventory_entry_of
 from winpod.instances.ssh.authorized_keys import SshKeys, read_keys
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.labels import INSTANCES_CONFIG_MAP, INSTANCES_KEY_SECRET
 from winpod.operator.instance_settings import InstanceSettings
 
 T = TypeVar("T")
@@ -62,14 +61,14 @@ class InventoryWatcher:
             v1.ConfigMap,
             f"{namespace_path}/configmaps",
             _SingleObjectHandler(self._set_inventory),
-            {"fieldSelector": f"metadata.name={INSTANCES}"},
+            {"fieldSelector": f"metadata.name={INSTANCES_CONFIG_MAP}"},
         )
         self._secret = Reflector(
             api,
             v1.Secret,
             f"{namespace_path}/secrets",
             _SingleObjectHandler(self._set_key),
-            {"fieldSelector": f"metadata.name={KEY_SECRET}"},
+            {"fieldSelector": f"metadata.name={INSTANCES_KEY_SECRET}"},
         )
 
     async def run(self) -> None:
@@ -115,7 +114,9 @@ class InventoryWatcher:
             self.keys = read_keys(base64.b64decode(text), self.keys)
             self.key_problem = ""
         except (binascii.Error, InvalidInput) as error:
-            self.key_problem = f"Secret {KEY_SECRET}, {KEY_ENTRY}: {error}" if text else str(error)
+            self.key_problem = (
+                f"Secret {INSTANCES_KEY_SECRET}, {KEY_ENTRY}: {error}" if text else str(error)
+            )
         self._on_key()
 
 
@@ -143,5 +144,5 @@ def _matches(invalid: InvalidEntry, entry: InventoryEntry) -> bool:
 def _missing_key(namespace: str) -> str:
     return (
         f"there is no private key for instances. kubectl -n {namespace} create secret "
-        f"generic {KEY_SECRET} --from-file={KEY_ENTRY}=FILE"
+        f"generic {INSTANCES_KEY_SECRET} --from-file={KEY_ENTRY}=FILE"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.instances.cluster.nodes import api_error_context, subnet_of
-from winpod.instances.cluster.resource import STOP_MANAGING, InstanceStatus, WindowsInstance
+from winpod.instances.cluster.resource import InstanceStatus, WindowsInstance
 from winpod.instances.errors import CONNECT_ERRORS, InstanceBusy, InstanceUnreachable
 from winpod.instances.operator.actions import (
     ActionContext,
@@ -36,6 +36,7 @@ from winpod.instances.operator.conditions import (
 from winpod.instances.operator.context import OperatorContext
 from winpod.instances.operator.observe import Observation, observe, observed_instance, save_status
 from winpod.instances.planner.next_action import Action, ObservedInstance, next_action
+from winpod.labels import STOP_MANAGING_ANNOTATION
 
 _CACHE_SECONDS, _IDLE_CACHE_SECONDS = 60.0, 300.0
 _INITIAL_BACKOFF, _MAX_BACKOFF = 5.0, 300.0
@@ -166,5 +167,5 @@ def _failure_message(instance: WindowsInstance, error: WinpodError) -> str:
     name, message = instance.name, str(error)
     if instance.is_deleting and isinstance(error, CONNECT_ERRORS):
         command = f"kubectl -n {instance.metadata.namespace} annotate windowsinstance {name}"
-        message += f" If it is gone for good, release it: {command} {STOP_MANAGING}=true"
+        message += f" If it is gone for good, release it: {command} {STOP_MANAGING_ANNOTATION}=true"
     return message if message.startswith(f"{name}:") else f"{name}: {message}"

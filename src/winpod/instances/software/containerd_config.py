@@ -16,6 +16,7 @@ from winpod.instances.planner.desired import DesiredFile, inline_file
 from winpod.instances.planner.state import CONTAINERD
 from winpod.instances.planner.versions import Version
 from winpod.instances.software.containerd_options import check_config
+from winpod.labels import RUNHCS_RUNTIME_TYPE
 from winpod.operator.instance_settings import InstanceSettings
 from winpod.windows.handlers import Handler
 from winpod.windows.isolation import Isolation
@@ -45,7 +46,6 @@ def _key(key: str) -> str:
 
 
 PIPE = r"\\.\pipe\containerd-containerd"
-RUNTIME_TYPE = "io.containerd.runhcs.v1"
 _MINIMUM = Version(1, 7, 0)
 _BIN_DIRS_SINCE = Version(2, 1, 0)
 
@@ -144,7 +144,7 @@ def _runtimes(handlers: tuple[Handler, ...]) -> dict[str, Value]:
 
 def _runtime(handler: Handler) -> Value:
     options: dict[str, Value] = {"ScrubLogs": True}
-    runtime: dict[str, Value] = {"runtime_type": RUNTIME_TYPE}
+    runtime: dict[str, Value] = {"runtime_type": RUNHCS_RUNTIME_TYPE}
     if handler.isolation is Isolation.HYPERVISOR:
         runtime["pod_annotations"] = ["io.microsoft.virtualmachine.*"]
         options |= {"SandboxIsolation": 1, "ScaleCpuLimitsToSandbox": True}

@@ -15,6 +15,7 @@ from winpod.field_reader import Field, InvalidField
 from winpod.images.references import parse_reference
 from winpod.instances.errors import InvalidConfiguration
 from winpod.instances.planner.versions import Version
+from winpod.labels import RUNHCS_RUNTIME_TYPE
 
 Rule = Callable[[Field], None]
 SNAPSHOTTERS = ("windows",)
@@ -121,7 +122,7 @@ _OPTIONS: dict[str, Rule] = {
     "ScrubLogs": _flag,
 }
 _RUNTIME: dict[str, Rule] = {
-    "runtime_type": _one_of("io.containerd.runhcs.v1"),
+    "runtime_type": _one_of(RUNHCS_RUNTIME_TYPE),
     "runtime_path": _path,
     "pod_annotations": _list_of(_text),
     "container_annotations": _list_of(_text),

@@ -13,6 +13,7 @@ import yaml
 
 from winpod.instances import paths
 from winpod.instances.planner.state import KUBELET
+from winpod.labels import WINDOWS_TAINT_KEY
 from winpod.operator.instance_settings import InstanceSettings
 
 
@@ -42,7 +43,7 @@ class JoinConfig:
 
 
 RESERVED = {"cpu": "500m", "memory": "2Gi", "ephemeral-storage": "1Gi"}
-TAINT = {"key": "os", "value": "Windows", "effect": "NoSchedule"}
+TAINT = {"key": WINDOWS_TAINT_KEY, "value": "Windows", "effect": "NoSchedule"}
 
 
 def kubelet_command(

@@ -10,7 +10,6 @@ from lightkube.models import certificates_v1 as certificates
 from winpod.clock import format_timestamp, utc_now
 from winpod.instances.cluster.bootstrap_tokens import BootstrapTokens
 from winpod.instances.cluster.csr_approval import (
-    BOOTSTRAP_GROUP,
     REQUESTS,
     KnownInstance,
     approve_csr,
@@ -26,11 +25,10 @@ from winpod.instances.ssh.host import SshHost
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.crd import API_VERSION
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.labels import BOOTSTRAP_GROUP, CORDONED_ANNOTATION, INSTANCES_BINDING
 
-CORDONED_ANNOTATION = "winpod.dev/cordoned-by-hand"
 _GROUP = "rbac.authorization.k8s.io"
 _BINDINGS = f"/apis/{_GROUP}/v1/clusterrolebindings"
-_BINDING = "winpod-instances"
 
 
 class StandaloneCluster:
@@ -55,7 +53,7 @@ class StandaloneCluster:
         body = {
             "apiVersion": f"{_GROUP}/v1",
             "kind": "ClusterRoleBinding",
-            "metadata": {"name": _BINDING},
+            "metadata": {"name": INSTANCES_BINDING},
             "roleRef": {
                 "apiGroup": _GROUP,
                 "kind": "ClusterRole",

@@ -46,11 +46,8 @@ from winpod.instances.ssh.facts import identify
 from winpod.instances.ssh.host import SshHost
 from winpod.instances.ssh.reboot import ProgressCallback
 from winpod.instances.ssh.remote_lock import remote_lock
-from winpod.instances.standalone.cluster import (
-    CORDONED_ANNOTATION,
-    StandaloneCluster,
-    refuse_operator_managed,
-)
+from winpod.instances.standalone.cluster import StandaloneCluster, refuse_operator_managed
+from winpod.labels import CORDONED_ANNOTATION
 from winpod.operator.instance_settings import InstanceSettings
 
 _POLL_SECONDS = 2.0

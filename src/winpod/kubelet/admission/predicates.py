@@ -18,8 +18,8 @@ from winpod.field_reader import Quantities
 from winpod.k8s.pods import is_critical, metadata_of, qos_class, spec_of, with_fields
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.status.phase import PodCondition, StatusReason
+from winpod.labels import DISK_PRESSURE_TAINT, MEMORY_PRESSURE_TAINT, OS_LABEL, PID_PRESSURE_TAINT
 from winpod.placement import model
-from winpod.placement.model import OS_LABEL
 from winpod.placement.predicates import AdmittedPod, scheduling_reasons, scheduling_requests
 from winpod.placement.verdicts import Cause
 
@@ -36,6 +36,11 @@ _PREDICATES = {
     ),
     Cause.NODE_NAME: ("NodeName", "node(s) didn't match the requested node name"),
     Cause.TAINT: ("TaintToleration", "node(s) had untolerated taint(s)"),
+}
+_PRESSURE_TAINTS = {
+    "MemoryPressure": MEMORY_PRESSURE_TAINT,
+    "DiskPressure": DISK_PRESSURE_TAINT,
+    "PIDPressure": PID_PRESSURE_TAINT,
 }
 
 
@@ -138,10 +143,9 @@ def _rejecting_pressure(pod: v1.Pod, pressures: frozenset[str]) -> str:
     """
     if is_critical(pod):
         return ""
-    keys = {"MemoryPressure": "memory-pressure", "DiskPressure": "disk-pressure"}
     tolerations = _placement_pod(pod).tolerations
     for condition in sorted(pressures):
-        taint = model.Taint(f"node.kubernetes.io/{keys.get(condition, condition)}")
+        taint = model.Taint(_PRESSURE_TAINTS[condition])
         if any(toleration.tolerates(taint) for toleration in tolerations):
             continue
         if condition == "MemoryPressure" and qos_class(pod) != "BestEffort":

@@ -17,13 +17,16 @@ from winpod.cri.handler_status import HYPERVISOR_INFO, reported_accelerator
 from winpod.cri.proto import api_pb2 as api
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.runtime_client import unready_conditions
-from winpod.placement.model import OSVERSION_LABEL, Taint
+from winpod.labels import (
+    HYPERV_CAPABILITY_LABEL,
+    HYPERVISOR_LABEL,
+    OSVERSION_LABEL,
+    WINDOWS_TAINT_KEY,
+)
+from winpod.placement.model import Taint
 from winpod.windows.builds import Build
 
-WINDOWS_TAINT = Taint("os", "windows", "NoSchedule")
-ISOLATION_LABEL = "capability.microsoft.com/isolation"
-HYPERVISOR_LABEL = "winpod.dev/hypervisor"
-"""Label with the accelerator of hypervisor isolation, kvm or emulation, for node selection."""
+WINDOWS_TAINT = Taint(WINDOWS_TAINT_KEY, "windows", "NoSchedule")
 EMULATED = "HypervisorEmulated"
 KUBELET_VERSION = "v1.36.0"
 """Version of the emulated kubelet; clients derive the supported features from it."""
@@ -79,7 +82,11 @@ class RuntimeFindings:
         has_hypervisor_handler = _has_hypervisor_handler(
             handler.name or "" for handler in self.handlers
         )
-        return accelerator if has_hypervisor_handler else {**accelerator, ISOLATION_LABEL: None}
+        return (
+            accelerator
+            if has_hypervisor_handler
+            else {**accelerator, HYPERV_CAPABILITY_LABEL: None}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ def osversion_labels(build: Build, handlers: Iterable[str]) -> dict[str, str]:
     """Return the additional labels that document 000 proposes for Windows nodes."""
     labels = {OSVERSION_LABEL: str(build.base)}
     if _has_hypervisor_handler(handlers):
-        labels[ISOLATION_LABEL] = "hyperv"
+        labels[HYPERV_CAPABILITY_LABEL] = "hyperv"
     return labels
 
 

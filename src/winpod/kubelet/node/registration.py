@@ -25,7 +25,6 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.kubelet.node.node_status import (
-    HYPERVISOR_LABEL,
     MachineInfo,
     RuntimeFindings,
     has_changed,
@@ -38,6 +37,7 @@ from winpod.kubelet.node.node_status import (
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.runtime_client import RuntimeClient
 from winpod.kubelet.status.patch import status_patch
+from winpod.labels import HYPERVISOR_LABEL
 
 LEASE_SECONDS = 40
 RENEW_SECONDS = 10.0

@@ -26,7 +26,7 @@ from winpod.clock import utc_now
 from winpod.errors import Unavailable
 from winpod.k8s.certificates import PrivateKey
 from winpod.k8s.client import ApiClient, ApiError
-from winpod.operator.cached_objects import MANAGED_BY, OURS
+from winpod.labels import MANAGED_BY_LABEL, MANAGED_BY_VALUE, WEBHOOK_CONFIGURATION, WEBHOOK_SECRET
 
 _CA_DAYS, _SERVING_DAYS = 3650, 365
 _RENEW_AT = 0.8
@@ -176,9 +176,6 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-SECRET = "winpod-webhook"  # noqa: S105 - its name
-_CONFIGURATION = "winpod"
-"""Name of both webhook configurations, which are created when the operator is installed."""
 _KEYS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 _MAX_ATTEMPTS = 5
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
@@ -203,7 +200,7 @@ async def shared_certificates(
     """Return the certificates in the Secret, renewed first if necessary."""
     secrets = f"/api/v1/namespaces/{namespace}/secrets"
     for _ in range(_MAX_ATTEMPTS):
-        secret = await api.get(v1.Secret, f"{secrets}/{SECRET}")
+        secret = await api.get(v1.Secret, f"{secrets}/{WEBHOOK_SECRET}")
         current = _decode(secret)
         if current and are_valid(current, names, utc_now()):
             return current
@@ -213,20 +210,20 @@ async def shared_certificates(
                 await api.create(secrets, _secret(renewed, namespace))
             else:
                 secret.data = _encode(renewed)
-                await api.replace(f"{secrets}/{SECRET}", secret)
+                await api.replace(f"{secrets}/{WEBHOOK_SECRET}", secret)
         except ApiError as error:
             if not error.is_conflict:
                 raise
         else:
             return renewed
-    raise Unavailable(f"failed to update Secret {SECRET}: too many conflicts.")
+    raise Unavailable(f"failed to update Secret {WEBHOOK_SECRET}: too many conflicts.")
 
 
 async def inject_ca_bundle(api: ApiClient, bundle: bytes) -> bool:
     """Set the CA bundle in both webhook configurations; return whether both exist."""
     text = base64.b64encode(bundle).decode()
     for kind in ("mutating", "validating"):
-        path = f"{_CONFIGURATIONS}/{kind}webhookconfigurations/{_CONFIGURATION}"
+        path = f"{_CONFIGURATIONS}/{kind}webhookconfigurations/{WEBHOOK_CONFIGURATION}"
         current = await api.get(_Configuration, path)
         if current is None:
             return False
@@ -243,7 +240,9 @@ async def inject_ca_bundle(api: ApiClient, bundle: bytes) -> bool:
 
 def _secret(renewed: Certificates, namespace: str) -> v1.Secret:
     return v1.Secret(
-        metadata=ObjectMeta(name=SECRET, namespace=namespace, labels={MANAGED_BY: OURS}),
+        metadata=ObjectMeta(
+            name=WEBHOOK_SECRET, namespace=namespace, labels={MANAGED_BY_LABEL: MANAGED_BY_VALUE}
+        ),
         type="kubernetes.io/tls",
         data=_encode(renewed),
     )

@@ -16,16 +16,18 @@ from itertools import islice, product
 from weakref import WeakKeyDictionary
 
 from winpod.field_reader import TextPairs
-from winpod.operator.runtimeclasses.desired_classes import desired_classes
-from winpod.operator.runtimeclasses.node_labels import HANDLER_PREFIX
-from winpod.operator.settings import OperatorSettings
-from winpod.placement.evaluator import Cluster, evaluate_node
-from winpod.placement.model import (
+from winpod.labels import (
     ARCH_LABEL,
     BUILD_LABEL,
+    HANDLER_LABEL_PREFIX,
     HOSTNAME_LABEL,
     OS_LABEL,
     OSVERSION_LABEL,
+)
+from winpod.operator.runtimeclasses.desired_classes import desired_classes
+from winpod.operator.settings import OperatorSettings
+from winpod.placement.evaluator import Cluster, evaluate_node
+from winpod.placement.model import (
     Node,
     NodeSelectorRequirement,
     NodeSelectorTerm,
@@ -229,7 +231,9 @@ def _class_candidates(
 
 def _selects_one_build(runtime_class: RuntimeClass) -> bool:
     """Whether the class selects only by build or handler; others must be named explicitly."""
-    keys = {key for key, _ in runtime_class.node_selector if not key.startswith(HANDLER_PREFIX)}
+    keys = {
+        key for key, _ in runtime_class.node_selector if not key.startswith(HANDLER_LABEL_PREFIX)
+    }
     by_handler = len(keys) < len(runtime_class.node_selector)
     return keys <= _COMMON_LABELS and (by_handler or bool(keys & _BUILD_LABELS))
 

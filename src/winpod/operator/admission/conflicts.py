@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from winpod.labels import ARCH_LABEL, BUILD_LABEL, OS_LABEL
 from winpod.placement.evaluator import Cluster, intended_os
-from winpod.placement.model import ARCH_LABEL, BUILD_LABEL, OS_LABEL, Pod
+from winpod.placement.model import Pod
 from winpod.placement.predicates import AdmittedPod, admit_with_runtime_class
 from winpod.placement.start_checks import ImagesByReference, mismatch_message
 from winpod.windows.builds import parse_version

@@ -15,6 +15,7 @@ from typing import Any
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, FieldPath, format_path
 from winpod.k8s.manifests import template_path
+from winpod.labels import CONFIG_MIRROR_ANNOTATION, UNCHECKED_ANNOTATION
 from winpod.operator.admission.class_selection import (
     ClassSelection,
     SelectionContext,
@@ -34,9 +35,6 @@ from winpod.placement.start_checks import ImagesByReference
 from winpod.placement.verdicts import Outcome, Placement, Stage, Status, Verdict, format_node_names
 from winpod.windows.pod_api.linter import Behaviour, lint_pod
 
-UNCHECKED = "winpod.dev/unchecked"
-"""Annotation of a pod that was admitted although its images could not be resolved."""
-
 Patch = Mapping[str, Any]
 
 
@@ -50,7 +48,9 @@ def patches_for(
         *_add_members(spec, "/spec/nodeSelector", dict(choice.node_selector)),
         *_add_tolerations(spec, choice.tolerations),
         *_add_members(
-            metadata, "/metadata/annotations", {UNCHECKED: " ".join(problems)} if problems else {}
+            metadata,
+            "/metadata/annotations",
+            {UNCHECKED_ANNOTATION: " ".join(problems)} if problems else {},
         ),
     )
 
@@ -119,7 +119,6 @@ def _with_period(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 _MAX_WARNINGS = 10
 ImageLookups = Mapping[str, ImageLookupResult]
 """Lookup results by image reference."""
@@ -160,9 +159,9 @@ def read_pod(obj: Mapping[str, Any]) -> Pod | None:
     Invalid annotations are ignored, as nodes do.
     """
     try:
-        if Field(obj).get("metadata", "annotations", _MIRROR_ANNOTATION) or exceeded_size_limit(
-            obj
-        ):
+        if Field(obj).get(
+            "metadata", "annotations", CONFIG_MIRROR_ANNOTATION
+        ) or exceeded_size_limit(obj):
             return None
     except InvalidInput:
         return None

@@ -23,6 +23,7 @@ from winpod.concurrency import supervise
 from winpod.errors import InvalidInput, WinpodError
 from winpod.k8s.client import ApiClient
 from winpod.k8s.tls import bind_socket, load_certificate_chain
+from winpod.labels import WEBHOOK_SERVICE
 from winpod.operator.admission.certificates import (
     Certificates,
     inject_ca_bundle,
@@ -131,7 +132,6 @@ def serving_context(serving: Certificates, client_ca: str) -> ssl.SSLContext:
     return context
 
 
-_SERVICE = "winpod-webhook"
 _RENEW_SECONDS = 20.0
 _RETRY_SECONDS = 5.0
 
@@ -146,7 +146,7 @@ class WebhookOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the Service, and of localhost for tests."""
-        service = f"{_SERVICE}.{self.namespace}.svc"
+        service = f"{WEBHOOK_SERVICE}.{self.namespace}.svc"
         return (service, f"{service}.cluster.local", "localhost", "127.0.0.1")
 
 

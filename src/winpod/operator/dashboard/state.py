@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from winpod.clock import format_timestamp
+from winpod.labels import ABOUT_ANNOTATION
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cached_objects import CachedNode, CachedPod, CachedRuntimeClass
 from winpod.operator.pod_evaluator import PodVerdict
-from winpod.operator.runtimeclasses.desired_classes import ABOUT_ANNOTATION
 from winpod.operator.runtimeclasses.node_labels import isolation_of
 from winpod.operator.upgrade.resource import StepRecord, WindowsUpgrade
 from winpod.windows.handlers import BUILTIN_HANDLERS

@@ -12,28 +12,22 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from winpod.operator.cached_objects import MANAGED_BY, OURS, CachedRuntimeClass
-from winpod.operator.runtimeclasses.node_labels import (
-    HANDLER_PREFIX,
-    LABEL_TRUE,
-    handler_label,
-    served_handlers,
-)
-from winpod.operator.settings import OperatorSettings, format_class_name
-from winpod.placement.model import (
+from winpod.labels import (
+    ABOUT_ANNOTATION,
     ARCH_LABEL,
     BUILD_LABEL,
+    HANDLER_LABEL_PREFIX,
+    MANAGED_BY_LABEL,
+    MANAGED_BY_VALUE,
     OS_LABEL,
-    Node,
-    RuntimeClass,
-    Taint,
-    Toleration,
 )
+from winpod.operator.cached_objects import CachedRuntimeClass
+from winpod.operator.runtimeclasses.node_labels import LABEL_TRUE, handler_label, served_handlers
+from winpod.operator.settings import OperatorSettings, format_class_name
+from winpod.placement.model import Node, RuntimeClass, Taint, Toleration
 from winpod.quantities import format_quantity, parse_quantity
 from winpod.windows.builds import Build
 from winpod.windows.handlers import BUILTIN_HANDLERS, PROCESS_HANDLER
-
-ABOUT_ANNOTATION = "winpod.dev/about"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class DesiredClass:
             "kind": "RuntimeClass",
             "metadata": {
                 "name": desired.name,
-                "labels": {MANAGED_BY: OURS},
+                "labels": {MANAGED_BY_LABEL: MANAGED_BY_VALUE},
                 "annotations": {ABOUT_ANNOTATION: self.about},
             },
             "handler": desired.handler,
@@ -91,7 +85,9 @@ def desired_classes(nodes: Iterable[Node], settings: OperatorSettings) -> tuple[
 def class_shape(node: Node) -> Node:
     """Reduce a node to what decides its classes, so that equivalent nodes are equal."""
     relevant = (OS_LABEL, ARCH_LABEL, BUILD_LABEL)
-    labels = tuple(p for p in node.labels if p[0] in relevant or p[0].startswith(HANDLER_PREFIX))
+    labels = tuple(
+        p for p in node.labels if p[0] in relevant or p[0].startswith(HANDLER_LABEL_PREFIX)
+    )
     taints = tuple(taint for taint in node.taints if _is_windows_taint(taint))
     return replace(
         node,
@@ -250,7 +246,7 @@ def _change_for(
         reason = (
             f'RuntimeClass "{name}" is not managed by winpod and is not changed; choose another '
             f"name for the class for {desired.about} (classes.name in the settings), or label this "
-            f"one {MANAGED_BY}={OURS}"
+            f"one {MANAGED_BY_LABEL}={MANAGED_BY_VALUE}"
         )
         return ClassChange(ClassAction.KEEP, name, desired, cached, reason)
     current = cached.runtime_class

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from winpod.field_reader import TextPairs
-from winpod.placement.model import BUILD_LABEL, Node, Pod
+from winpod.labels import BUILD_LABEL, HANDLER_LABEL_PREFIX, ISOLATION_LABEL
+from winpod.placement.model import Node, Pod
 from winpod.placement.predicates import AdmittedPod
 from winpod.placement.start_checks import check_start
 from winpod.windows.builds import RELEASES, Build, parse_version
 from winpod.windows.handlers import BUILTIN_HANDLERS, HYPERVISOR_HANDLER, PROCESS_HANDLER, Handler
 
-ISOLATION_LABEL = "winpod.dev/isolation"
-HANDLER_PREFIX = "handler.winpod.dev/"
 LABEL_TRUE = "true"
 
 
@@ -59,7 +58,7 @@ def with_labels(node: Node, change: LabelChange) -> Node:
 
 
 def handler_label(handler: str) -> str:
-    return HANDLER_PREFIX + handler
+    return HANDLER_LABEL_PREFIX + handler
 
 
 def served_handlers(node: Node) -> frozenset[str]:
@@ -129,4 +128,4 @@ def _own_labels(node: Node) -> TextPairs:
 
 
 def _is_own(key: str) -> bool:
-    return key == ISOLATION_LABEL or key.startswith(HANDLER_PREFIX)
+    return key == ISOLATION_LABEL or key.startswith(HANDLER_LABEL_PREFIX)

@@ -20,16 +20,15 @@ from winpod.concurrency import Backoff
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, ObjectReference
-from winpod.operator.cached_objects import (
+from winpod.labels import (
+    ABOUT_ANNOTATION,
     FILLED_LABELS_ANNOTATION,
-    MANAGED_BY,
-    OURS,
-    CachedNode,
-    NodeObject,
+    MANAGED_BY_LABEL,
+    MANAGED_BY_VALUE,
 )
+from winpod.operator.cached_objects import CachedNode, NodeObject
 from winpod.operator.cluster_cache import CLASSES, NODES, CachedKind, ClusterCache
 from winpod.operator.runtimeclasses.desired_classes import (
-    ABOUT_ANNOTATION,
     ClassAction,
     ClassChange,
     class_shape,
@@ -214,7 +213,7 @@ async def _update(api: ApiClient, change: ClassChange) -> None:
     current = await api.get(node_v1.RuntimeClass, path)
     if current is None or current.metadata is None or change.desired is None:
         return
-    if (current.metadata.labels or {}).get(MANAGED_BY) != OURS:
+    if (current.metadata.labels or {}).get(MANAGED_BY_LABEL) != MANAGED_BY_VALUE:
         return
     desired = msgspec.convert(change.desired.to_object(), node_v1.RuntimeClass)
     current.metadata.annotations = {

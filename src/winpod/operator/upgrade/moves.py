@@ -13,8 +13,9 @@ from enum import StrEnum
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import TextPairs
+from winpod.labels import BUILD_LABEL, OSVERSION_LABEL
 from winpod.placement.evaluator import Cluster
-from winpod.placement.model import BUILD_LABEL, OSVERSION_LABEL, Node, Pod, RuntimeClass
+from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.placement.predicates import is_excluded_by_pod
 from winpod.placement.start_checks import ImagesByReference
 from winpod.placement.verdicts import Cause, Outcome, Placement, Reason, Stage, Status

@@ -16,7 +16,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from winpod.operator.cached_objects import MANAGED_BY
+from winpod.labels import BUILD_LABEL, MANAGED_BY_LABEL
 from winpod.operator.upgrade.moves import (
     DAEMON,
     MoveOutcome,
@@ -31,7 +31,7 @@ from winpod.operator.upgrade.moves import (
 )
 from winpod.operator.upgrade.spec import OldNodePolicy, UpgradeSpec, UpgradeStrategy
 from winpod.placement.evaluator import Cluster
-from winpod.placement.model import BUILD_LABEL, Node, RuntimeClass
+from winpod.placement.model import Node, RuntimeClass
 from winpod.placement.predicates import scheduling_requests
 from winpod.quantities import format_quantity
 from winpod.windows.builds import Build
@@ -190,7 +190,7 @@ def _changed_class(
     """Return the class for the new nodes, no longer managed by winpod; adapt its handler."""
     runtime_class = RuntimeClass.from_object(obj)
     changed = strip_server_fields(obj)
-    changed["metadata"].get("labels", {}).pop(MANAGED_BY, None)
+    changed["metadata"].get("labels", {}).pop(MANAGED_BY_LABEL, None)
     selector = changed.setdefault("scheduling", {}).setdefault("nodeSelector", {})
     selector |= {key: str(spec.new) for key in selector if key == BUILD_LABEL}
     selector |= dict(translated_selector(runtime_class.node_selector, spec.old, new_nodes))

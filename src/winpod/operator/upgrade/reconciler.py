@@ -19,11 +19,11 @@ from winpod.clock import Clock, format_timestamp
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.client import MERGE_PATCH, ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, ObjectReference
+from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.upgrade import progress
 from winpod.operator.upgrade.drain import UnplannedChange, WorkloadsLeftBehind
 from winpod.operator.upgrade.progress import Progress
 from winpod.operator.upgrade.resource import (
-    FINALIZER,
     KIND,
     UPGRADES,
     StepRecord,
@@ -247,10 +247,10 @@ class UpgradeReconciler:
         return await self._save(upgrade, message)
 
     async def _add_finalizer(self, upgrade: WindowsUpgrade) -> None:
-        await self._set_finalizers(upgrade, [*upgrade.metadata.finalizers, FINALIZER])
+        await self._set_finalizers(upgrade, [*upgrade.metadata.finalizers, UPGRADE_FINALIZER])
 
     async def _remove_finalizer(self, upgrade: WindowsUpgrade) -> bool:
-        others = [name for name in upgrade.metadata.finalizers if name != FINALIZER]
+        others = [name for name in upgrade.metadata.finalizers if name != UPGRADE_FINALIZER]
         await self._set_finalizers(upgrade, others)
         return True
 

@@ -12,12 +12,12 @@ import msgspec
 from lightkube.core.dictmixin import DictMixin
 
 from winpod.k8s import crd as schema
-from winpod.k8s.crd import API_VERSION, GROUP, Condition, CustomResource
+from winpod.k8s.crd import API_VERSION, Condition, CustomResource
+from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.upgrade.spec import OldNodePolicy, UpgradeStrategy
 
 KIND, PLURAL = "WindowsUpgrade", "windowsupgrades"
 UPGRADES = f"/apis/{API_VERSION}/{PLURAL}"
-FINALIZER = f"{GROUP}/undo"
 
 
 class StepRecord(DictMixin, rename="camel", omit_defaults=True):
@@ -83,7 +83,7 @@ class WindowsUpgrade(CustomResource):
     @property
     def has_finalizer(self) -> bool:
         """Whether deletion waits until the upgrade is completed or undone."""
-        return FINALIZER in self.metadata.finalizers
+        return UPGRADE_FINALIZER in self.metadata.finalizers
 
 
 def _flag(description: str) -> dict[str, Any]:

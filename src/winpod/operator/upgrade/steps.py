@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winpod.k8s.client import ApiClient, ApiError, UnstructuredClient
-from winpod.operator.cached_objects import RETIRING_ANNOTATION
+from winpod.labels import RETIRED_BY_LABEL, RETIRING_ANNOTATION
 from winpod.operator.cluster_cache import CLASSES, NODES
 from winpod.operator.owners import WORKLOADS
 from winpod.operator.upgrade.drain import NodeDrain, readiness_progress
@@ -35,7 +35,6 @@ from winpod.operator.upgrade.spec import UpgradeSpec
 from winpod.placement.model import Node, RuntimeClass
 from winpod.windows.builds import Build
 
-RETIRED_NODE = "winpod.dev/retired-by"
 _Object = Mapping[str, Any]
 _NodeAction = Callable[[StepRecord, _Object], Awaitable[Progress]]
 
@@ -150,11 +149,11 @@ def _path(step: StepRecord) -> str:
 
 
 def _retired_by(current: _Object) -> str | None:
-    return (current["metadata"].get("labels") or {}).get(RETIRED_NODE)
+    return (current["metadata"].get("labels") or {}).get(RETIRED_BY_LABEL)
 
 
 def _retired_label(value: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {RETIRED_NODE: value}}}
+    return {"metadata": {"labels": {RETIRED_BY_LABEL: value}}}
 
 
 _ROLLING_KINDS = ("Deployment", "StatefulSet")
