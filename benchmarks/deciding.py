@@ -17,9 +17,9 @@ from typing import Any
 
 from tests.support.e2e.objects import BUILD_2019, BUILD_2022, PROCESS, runtime_class, windows_node
 
+from winpod.images.lookup import ImageLookupResult
 from winpod.operator.admission.class_selection import SelectionContext, warm_up
 from winpod.operator.admission.review import mutate_pod, review_pod
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.settings import OperatorSettings
 from winpod.placement.evaluator import Cluster
 from winpod.placement.model import Node, RuntimeClass

@@ -1,7 +1,7 @@
 """An upgrade of 1,000 old nodes, with a real API server: how long it takes, how large it gets.
 
 Nodes and workloads are objects only: nothing runs, so every node is empty when its turn comes, and
-what is measured is the upgrade itself. ImageCache are known beforehand; no registry is asked.
+what is measured is the upgrade itself. Images are known beforehand; no registry is asked.
 
 `python -m benchmarks.upgrade [NODES WORKLOADS]`
 """
@@ -20,11 +20,11 @@ from tests.e2e.controlplane import ControlPlane
 from tests.support.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, windows_node
 
 from benchmarks.nodes import at_once
+from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.client import MERGE_PATCH, ApiClient
 from winpod.k8s.crd import Metadata
 from winpod.k8s.event_recorder import Event
 from winpod.k8s.kubeconfig import read_kubeconfig
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
 from winpod.operator.upgrade.progress import expected_size, planned_status

@@ -15,11 +15,12 @@ from tests.support.e2e.objects import BUILD_2019, BUILD_2022, windows_node
 from tests.support.fake_api_server import StandInApi, reached
 from tests.support.image_samples import index, windows
 from tests.support.registries import StandIn, serve
+from winpod.images.lookup import ImageLookup
 from winpod.k8s.event_recorder import Event
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cluster_cache import CLASSES, NODES, PODS, ClusterCache
-from winpod.operator.image_cache import ImageCache
+from winpod.operator.image_lookup import operator_lookup
 from winpod.operator.pod_evaluator import EvaluationPeriods, PodEvaluator, PodVerdict
 from winpod.operator.pull_secrets import PullSecrets
 
@@ -27,7 +28,7 @@ V2019, V2022 = windows(f"{BUILD_2019}.1"), windows(f"{BUILD_2022}.1")
 
 
 class Evaluation:
-    def __init__(self, judging: PodEvaluator, images: ImageCache, told: list[Event]) -> None:
+    def __init__(self, judging: PodEvaluator, images: ImageLookup, told: list[Event]) -> None:
         self.images = images
         self.told = told
         self._judging = judging
@@ -54,7 +55,7 @@ async def evaluating(image: str, tag_seconds: float) -> AsyncIterator[Evaluation
     api = StandInApi({NODES: [node], CLASSES: [], PODS: [waiting]})
     async with reached(api) as server:
         view = ClusterCache(server)
-        images = ImageCache(lambda: tag_seconds, AdmissionMetrics(CollectorRegistry()))
+        images = operator_lookup(lambda: tag_seconds, AdmissionMetrics(CollectorRegistry()))
         told: list[Event] = []
         hurried = EvaluationPeriods(fresh=0.01, rest=0.01, again=0.1)
         looks = PodEvaluator(view, images, PullSecrets(server), told.append, lambda: True, hurried)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from winpod.errors import InvalidInput, NotFound, WinpodError
 from winpod.field_reader import FieldPath, format_path
-from winpod.images.references import parse_reference
-from winpod.images.resolver import ImageResolver, guess_build_from_tag
+from winpod.images.lookup import ImageLookup, ImageLookupResult
+from winpod.images.resolver import ImageResolver
 from winpod.k8s.manifests import Manifests, Workload
 from winpod.labels import OS_LABEL
 from winpod.placement.advice import advise
@@ -78,15 +77,6 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
-    """A resolved image, or why it could not be; `missing` if it cannot be pulled at all."""
-
-    image: Image | None
-    error: WinpodError | None
-    missing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CheckTarget:
     """The nodes and RuntimeClasses to check against; `real` is False for the default nodes."""
 
@@ -143,43 +133,35 @@ def _lookup_key(workload: Workload, text: str) -> _LookupKey:
 
 async def _resolve_images(
     manifests: Manifests, resolver: ImageResolver, on_image: Callable[[int, int], None]
-) -> dict[_LookupKey, _Lookup]:
+) -> dict[_LookupKey, ImageLookupResult]:
     keys = dict.fromkeys(_lookup_key(w, text) for w in manifests.workloads for text in w.pod.images)
+    images = ImageLookup(resolver.describe)
     done = 0
 
-    async def resolve(key: _LookupKey) -> _Lookup:
+    async def resolve(key: _LookupKey) -> ImageLookupResult:
         nonlocal done
         text, namespace, names = key
         secrets = [s for name in names if (s := manifests.secret(namespace, name))]
-        lookup = await _resolve_image(text, secrets, resolver)
+        lookup = await images.describe(text, secrets)
         done += 1
         on_image(done, len(keys))
         return lookup
 
-    results = await asyncio.gather(*(resolve(key) for key in keys))
+    try:
+        results = await asyncio.gather(*(resolve(key) for key in keys))
+    finally:
+        await images.close()
     return dict(zip(keys, results, strict=True))
-
-
-async def _resolve_image(
-    text: str, secrets: Sequence[Mapping[str, object]], resolver: ImageResolver
-) -> _Lookup:
-    try:
-        reference = parse_reference(text)
-    except InvalidInput as error:
-        return _Lookup(None, error, missing=True)
-    try:
-        return _Lookup(await resolver.describe(text, secrets), None)
-    except NotFound as error:
-        return _Lookup(None, error, missing=True)
-    except WinpodError as error:
-        return _Lookup(guess_build_from_tag(reference), error)
 
 
 class _Checker:
     """Checks workloads; equal pods with equal images are evaluated once."""
 
     def __init__(
-        self, cluster: Cluster, lookups: Mapping[_LookupKey, _Lookup], nodes_are_real: bool
+        self,
+        cluster: Cluster,
+        lookups: Mapping[_LookupKey, ImageLookupResult],
+        nodes_are_real: bool,
     ) -> None:
         self._cluster = cluster
         self._lookups = lookups
@@ -240,19 +222,21 @@ class _Checker:
         )
 
 
-def _image_problems(workload: Workload, lookups: Mapping[str, _Lookup]) -> Iterable[Problem]:
+def _image_problems(
+    workload: Workload, lookups: Mapping[str, ImageLookupResult]
+) -> Iterable[Problem]:
     for container in workload.pod.containers:
         lookup, text = lookups[container.image], container.image
-        if (error := lookup.error) is None:
+        if lookup.is_certain:
             continue
         if lookup.image is not None:
             builds = ", ".join(lookup.image.builds())
-            message = f"{text} is assumed to be for {builds}, from its tag: {error.message}"
-            yield Problem("image/guessed", "warning", message, container.path, error.hint)
+            message = f"{text} is assumed to be for {builds}, from its tag: {lookup.problem}"
+            yield Problem("image/guessed", "warning", message, container.path, lookup.hint)
             continue
-        severity: Severity = "error" if lookup.missing else "warning"
-        rule = "image/not-found" if lookup.missing else "image/unknown"
-        yield Problem(rule, severity, error.message, container.path, error.hint)
+        severity: Severity = "error" if lookup.is_missing else "warning"
+        rule = "image/not-found" if lookup.is_missing else "image/unknown"
+        yield Problem(rule, severity, lookup.problem, container.path, lookup.hint)
 
 
 def _field_problems(workload: Workload, placement: Placement) -> Iterable[Problem]:

@@ -24,6 +24,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from winpod.cli.options import Kubeconfig, default_kubeconfig, with_options
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.errors import InvalidInput, NotFound, Unavailable
+from winpod.images.lookup import ImageLookup
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import MERGE_PATCH, ApiClient, ApiError
 from winpod.k8s.crd import Metadata
@@ -41,7 +42,7 @@ from winpod.operator.upgrade.progress import (
 )
 from winpod.operator.upgrade.report import to_json, to_markdown
 from winpod.operator.upgrade.resource import PLURAL, UPGRADES, UpgradeStatus, WindowsUpgrade
-from winpod.operator.upgrade.snapshot import SnapshotReader, resolver_lookup
+from winpod.operator.upgrade.snapshot import SnapshotReader
 from winpod.operator.upgrade.spec import (
     OldNodePolicy,
     UpgradeSpec,
@@ -322,8 +323,12 @@ async def _plan(options: UpgradeOptions) -> UpgradePlan:
     layouts, offline = options.layout or (), options.offline
     sources = ImageResolver(layouts=layouts, offline=offline, sizes=False)
     async with _api_client(options.kubeconfig) as api, sources:
-        survey = SnapshotReader(api, lambda: settings, resolver_lookup(sources))
-        return await survey.plan(options.spec_model, await survey.snapshot(options.spec_model))
+        images = ImageLookup(sources.describe)
+        survey = SnapshotReader(api, lambda: settings, images.describe)
+        try:
+            return await survey.plan(options.spec_model, await survey.snapshot(options.spec_model))
+        finally:
+            await images.close()
 
 
 def _planned(options: UpgradeOptions, upgrade_plan: UpgradePlan) -> UpgradeStatus:

@@ -42,7 +42,7 @@ from winpod.operator.pod_evaluator import PodEvaluator
 from winpod.operator.runtimeclasses.runtimeclass_controller import RuntimeClassController
 from winpod.operator.settings_watcher import SettingsEventReporter, SettingsWatcher
 from winpod.operator.upgrade.controller import UpgradeController
-from winpod.operator.upgrade.snapshot import RecentImages, SnapshotReader
+from winpod.operator.upgrade.snapshot import SnapshotReader, recent_lookup
 
 
 def health_routes(
@@ -174,7 +174,7 @@ class OperatorManager:
             lambda: self._elector.is_leader,
         )
         snapshots = SnapshotReader(
-            self._api, lambda: self._settings.now, RecentImages(self._admission.images).look_up
+            self._api, lambda: self._settings.now, recent_lookup(self._admission.images)
         )
         self._upgrades = UpgradeController(self._api, snapshots, self._record_event)
         self._feeds = DashboardFeeds(self._api)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from winpod.images.lookup import ImageLookup
 from winpod.k8s.event_recorder import Event
 from winpod.operator.admission.class_selection import ClassSelection, without_runtime_class
 from winpod.operator.admission.review import ImageLookups, ReviewOutcome, review_selection
 from winpod.operator.cached_objects import CachedPod
 from winpod.operator.cluster_cache import CachedKind, ClusterCache
 from winpod.operator.events import unplaceable_event
-from winpod.operator.image_cache import ImageCache, ImageLookupResult, Secrets
 from winpod.operator.pull_secrets import PullSecrets
 from winpod.placement.evaluator import Cluster, intended_os
 from winpod.placement.model import Node, Pod
@@ -133,7 +133,7 @@ class PodEvaluator:
     def __init__(
         self,
         cache: ClusterCache,
-        images: ImageCache,
+        images: ImageLookup,
         secrets: PullSecrets,
         record_event: Callable[[Event], None],
         is_leader: Callable[[], bool],
@@ -181,12 +181,12 @@ class PodEvaluator:
     async def _evaluate_pending(self, pods: Sequence[CachedPod]) -> None:
         """Evaluate equivalent pods. Stale tags are refreshed before reporting them unplaceable."""
         pod = pods[0]
-        lookups = await self._resolve_images(pod, pod.template.images, self._images.describe)
+        lookups = await self._resolve_images(pod, pod.template.images)
         verdict = await self._evaluate(pod, lookups)
         stale = [text for text, lookup in lookups.items() if lookup.is_stale]
         changed = verdict != self._pending.get(_key(pod))
         if verdict.outcome is ReviewOutcome.CANNOT_RUN and stale and changed:
-            refreshed = await self._resolve_images(pod, stale, self._images.describe_fresh)
+            refreshed = await self._resolve_images(pod, stale, max_age=0)
             verdict = await self._evaluate(pod, {**lookups, **refreshed})
         self._pending.update((_key(pod), verdict) for pod in pods)
         self._evaluated_at = float("-inf")
@@ -194,17 +194,16 @@ class PodEvaluator:
             self._report_unplaceable(pods, verdict.message)
 
     async def _resolve_images(
-        self,
-        pod: CachedPod,
-        texts: Sequence[str],
-        describe: Callable[[str, Secrets, float], Awaitable[ImageLookupResult]],
+        self, pod: CachedPod, texts: Sequence[str], max_age: float | None = None
     ) -> ImageLookups:
         async with self._lookup_semaphore:
             secrets = await self._secrets.find(pod.namespace, pod.template.pull_secrets)
-            lookup = await asyncio.gather(
-                *(describe(text, secrets, _LOOKUP_SECONDS) for text in texts)
+            lookups = (
+                self._images.describe(text, secrets, _LOOKUP_SECONDS, max_age=max_age)
+                for text in texts
             )
-        return dict(zip(texts, lookup, strict=True))
+            found = await asyncio.gather(*lookups)
+        return dict(zip(texts, found, strict=True))
 
     async def _evaluate(self, pod: CachedPod, lookups: ImageLookups) -> PodVerdict:
         """Evaluate one pod at a time, yielding to other tasks in between."""

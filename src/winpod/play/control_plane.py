@@ -20,6 +20,7 @@ from winpod.clock import utc_now
 from winpod.concurrency import run_to_completion
 from winpod.config import ComputeKind, Config
 from winpod.errors import WinpodError
+from winpod.images.layout import open_layout
 from winpod.images.registry.auth import ResolvedCredentials
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.interfaces import EventType
@@ -32,7 +33,7 @@ from winpod.play.apply import AppliedChange, Applier
 from winpod.play.controllers import manager
 from winpod.play.controllers.manager import ControllerManager
 from winpod.play.controllers.pvc import CLAIM, VOLUME, PvcController, delete_directories
-from winpod.play.image_lookup import ImageLookup
+from winpod.play.image_lookup import PodImageLookup
 from winpod.play.image_pull import ImagePull, ImagePuller, Report, ignore_report
 from winpod.play.kubelet_objects import StoredObjectSource, from_document
 from winpod.play.nodes import NodeManager, node_document
@@ -82,7 +83,7 @@ class ControlPlane:
         self.claims = PvcController(self.records, root)
         self._volume_deletion: asyncio.Task[None] | None = None
         self.desired = Applier(self.records, self.pods, self.claims)
-        self._images = ImageLookup(self.records)
+        self._images = PodImageLookup(self.records)
         self._puller = ImagePuller(root, config)
         self._scheduler = Scheduler(
             self.records,
@@ -113,6 +114,7 @@ class ControlPlane:
             await self._volume_deletion
         await self.publishing.stop()
         await self.fleet.stop()
+        await self._images.close()
         self.records.close()
 
     @property
@@ -164,15 +166,19 @@ class ControlPlane:
     async def _plan(self, request: ApplyRequest) -> _ApplyPlan:
         """Validate the request, and list the images of its pods for every node they can run on."""
         self._validate(request)
+        for layout in {*request.layouts} - {*self.records.setting("layouts")}:
+            open_layout(Path(layout)).close()
         existing = self.records.list_kind("Node")
         nodes, notes = await self._nodes_for(request)
         facts = self.fleet.node_configs([*existing, *nodes, *request.documents])
         pulls: dict[ImagePull, None] = {}
         for document in request.documents:
             if pod := pod_template_of(document):
-                images = await self._images.images_of(pod, request.documents)
+                images = await self._images.look_up(pod, request.documents)
                 classes = self._scheduler.classes(request.documents)
-                feasible = scheduler.feasible_nodes(pod, facts, classes, images, self._handlers)
+                feasible = scheduler.feasible_nodes(
+                    pod, facts, classes, images.found, self._handlers
+                )
                 secrets = tuple(map(json.dumps, self._images.secrets(pod, request.documents)))
                 for node, handler in feasible:
                     new = (ImagePull(i, handler, node.build, secrets) for i in images_of(pod))
@@ -223,8 +229,8 @@ class ControlPlane:
         pods = [pod for document in request.documents if (pod := pod_template_of(document))]
         if nodes or documents or self.records.list_kind("Node") or not pods:
             return nodes, []
-        images = [await self._images.images_of(pod, request.documents) for pod in pods]
-        pairs = [(pod.to_dict(), pod_images) for pod, pod_images in zip(pods, images, strict=True)]
+        images = [await self._images.look_up(pod, request.documents) for pod in pods]
+        pairs = [(pod.to_dict(), of_pod.found) for pod, of_pod in zip(pods, images, strict=True)]
         classes = self._scheduler.classes(request.documents)
         build, good, count = scheduler.best_build(
             pairs, classes, self.fleet.available_handlers, self._handlers

@@ -27,7 +27,7 @@ from winpod.play.apiserver.objects import Document, ObjectKey, key_of, template_
 from winpod.play.apiserver.pods import Binding, PodStore, pod_template_of, to_placement_pod
 from winpod.play.apiserver.store import EventStore, ObjectStore
 from winpod.play.controllers.pvc import PvcController
-from winpod.play.image_lookup import ImageLookup
+from winpod.play.image_lookup import PodImageLookup
 from winpod.play.nodes import NodeManager
 from winpod.play.pod_template import is_terminal, name_of
 from winpod.windows.builds import DEFAULT_HOST, RELEASES, Build, supported_ltsc
@@ -217,7 +217,7 @@ class Scheduler:
         records: ObjectStore,
         pods: PodStore,
         fleet: NodeManager,
-        images: ImageLookup,
+        images: PodImageLookup,
         events: EventStore,
         claims: PvcController,
         handlers: Handlers,
@@ -289,19 +289,19 @@ class Scheduler:
         others: Iterable[v1.Pod],
         facts: Sequence[NodeConfig],
     ) -> Binding:
-        images = await self._images.images_of(pod)
+        images = await self._images.look_up(pod)
         able, classes = self._fleet.available_handlers, self.classes()
-        choice = schedule_pod(pod, others, facts, classes, images, able, self._handlers)
-        return replace(choice, unknown=self._images.lookup_errors(pod))
+        choice = schedule_pod(pod, others, facts, classes, images.found, able, self._handlers)
+        return replace(choice, unknown=images.errors)
 
     async def daemon_nodes(self, document: Document) -> list[str]:
         """List the nodes that get a pod of a DaemonSet."""
         template, pod = template_of(document), pod_template_of(document)
         if template is None or pod is None:
             return []
-        images = await self._images.images_of(pod)
+        images = await self._images.look_up(pod)
         facts = self._fleet.running_nodes()
-        return daemon_nodes(template, facts, self.classes(), images, self._handlers)
+        return daemon_nodes(template, facts, self.classes(), images.found, self._handlers)
 
     def classes(self, documents: Iterable[Document] = ()) -> list[RuntimeClass]:
         new = [d for d in documents if d["kind"] == "RuntimeClass"]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from winpod.images.lookup import ImageLookupResult
 from winpod.operator.admission.class_selection import SelectionContext
 from winpod.operator.admission.review import (
     ReviewDecision,
@@ -15,7 +16,6 @@ from winpod.operator.admission.review import (
     review_template,
     stated_os,
 )
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.runtimeclasses.node_labels import handler_label
 from winpod.operator.settings import AdmissionSettings, OperatorSettings
 from winpod.placement.evaluator import Cluster

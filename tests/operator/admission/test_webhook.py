@@ -31,7 +31,7 @@ from winpod.operator import cached_objects
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.webhook import MUTATE_PODS, VALIDATE_PODS, WARN_WORKLOADS, Webhook
 from winpod.operator.cluster_cache import CLASSES, NODES, PODS, ClusterCache
-from winpod.operator.image_cache import ImageCache
+from winpod.operator.image_lookup import operator_lookup
 from winpod.operator.pull_secrets import PullSecrets
 from winpod.operator.settings import AdmissionSettings
 from winpod.operator.settings_watcher import SettingsWatcher
@@ -104,7 +104,7 @@ async def asking(api: StandInApi) -> AsyncIterator[RunningWebhook]:
     async with reached(api) as server:
         view, settings = ClusterCache(server), SettingsWatcher(server, NAMESPACE)
         metrics = AdmissionMetrics(CollectorRegistry())
-        images = ImageCache(lambda: settings.now.admission.tag_seconds, metrics)
+        images = operator_lookup(lambda: settings.now.admission.tag_seconds, metrics)
         webhook = Webhook(view, images, PullSecrets(server), settings, metrics, NAMESPACE)
         application = web.Application(client_max_size=16 * 1024**2)
         application.add_routes(webhook.routes())

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.client import ApiClient, ObjectList, WatchEvent
 from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import RestConfig
 from winpod.labels import UPGRADE_FINALIZER
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
 from winpod.operator.upgrade.resource import UpgradeStatus, WindowsUpgrade

@@ -4,8 +4,8 @@ import asyncio
 import math
 
 from tests.support.e2e.server_crash_points import DyingServer
+from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.kubeconfig import RestConfig
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
 from winpod.operator.upgrade.progress import is_finished, is_settled

@@ -55,7 +55,7 @@ from winpod.cri.daemon import DaemonRequirements, connect_daemon, log_directory
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError
 from winpod.errors import InvalidInput, WinpodError
-from winpod.labels import PORTS_ANNOTATION, RUN_LABEL, STDIO_ANNOTATION
+from winpod.labels import AUTO_REMOVE_LABEL, PORTS_ANNOTATION, RUN_LABEL, STDIO_ANNOTATION
 from winpod.windows.builds import parse_build
 
 _KINDS = {api.TCP: socket.SOCK_STREAM, api.UDP: socket.SOCK_DGRAM}

@@ -83,7 +83,8 @@ class InstanceSelection:
         typer.Option(
             "--instances",
             metavar="FILE",
-            help=f"Instances: ConfigMap {INSTANCES_CONFIG_MAP}, or lines of `address: username=NAME`.",
+            help=f"Instances: ConfigMap {INSTANCES_CONFIG_MAP}, or lines of "
+            "`address: username=NAME`.",
         ),
     ] = None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, FieldPath, format_path
+from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.manifests import template_path
 from winpod.labels import CONFIG_MIRROR_ANNOTATION, UNCHECKED_ANNOTATION
 from winpod.operator.admission.class_selection import (
@@ -26,7 +27,6 @@ from winpod.operator.admission.class_selection import (
 )
 from winpod.operator.admission.conflicts import find_conflict
 from winpod.operator.cached_objects import exceeded_size_limit
-from winpod.operator.image_cache import ImageLookupResult
 from winpod.placement.advice import advise
 from winpod.placement.evaluator import Cluster, intended_os
 from winpod.placement.model import Pod, Toleration

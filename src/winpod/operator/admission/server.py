@@ -33,7 +33,7 @@ from winpod.operator.admission.class_selection import warm_up
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.webhook import RefusedReview, Webhook
 from winpod.operator.cluster_cache import ClusterCache
-from winpod.operator.image_cache import ImageCache
+from winpod.operator.image_lookup import operator_lookup
 from winpod.operator.pull_secrets import PullSecrets
 from winpod.operator.settings_watcher import SettingsWatcher
 
@@ -167,7 +167,7 @@ class WebhookServer:
         self._retry_seconds = retry_seconds
         self._cache = cache
         self._options = options
-        self.images = ImageCache(lambda: settings.now.admission.tag_seconds, metrics)
+        self.images = operator_lookup(lambda: settings.now.admission.tag_seconds, metrics)
         self.secrets = PullSecrets(api)
         self.webhook = Webhook(
             cache,

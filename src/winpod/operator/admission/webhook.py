@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from winpod.clock import utc_now
+from winpod.images.lookup import ImageLookup
 from winpod.operator.admission.class_selection import SelectionContext
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.review import (
@@ -35,7 +36,6 @@ from winpod.operator.admission.review import (
     stated_os,
 )
 from winpod.operator.cluster_cache import ClusterCache
-from winpod.operator.image_cache import ImageCache, ImageLookupResult, Secrets
 from winpod.operator.pull_secrets import PullSecrets
 from winpod.operator.settings_watcher import SettingsWatcher
 from winpod.placement.model import Pod
@@ -105,7 +105,7 @@ class Webhook:
     def __init__(
         self,
         cache: ClusterCache,
-        images: ImageCache,
+        images: ImageLookup,
         secrets: PullSecrets,
         settings: SettingsWatcher,
         metrics: AdmissionMetrics,
@@ -257,19 +257,16 @@ class Webhook:
         if stated_os(scope.pod, self._cache.cluster()) not in ("", "windows"):
             cached = {text: self._images.cached(text) for text in texts}
             return {text: found for text, found in cached.items() if found}
-        return await self._lookup_images(scope, texts, self._images.describe)
+        return await self._lookup_images(scope, texts)
 
     async def _refresh_images(self, scope: _LookupScope, lookups: ImageLookups) -> ImageLookups:
         """Resolve stale images again in the remaining time."""
         stale = [text for text, found in lookups.items() if found.is_stale]
-        refreshed = await self._lookup_images(scope, stale, self._images.describe_fresh)
+        refreshed = await self._lookup_images(scope, stale, max_age=0)
         return {**lookups, **refreshed}
 
     async def _lookup_images(
-        self,
-        scope: _LookupScope,
-        texts: Sequence[str],
-        describe: Callable[[str, Secrets, float], Awaitable[ImageLookupResult]],
+        self, scope: _LookupScope, texts: Sequence[str], max_age: float | None = None
     ) -> ImageLookups:
         names, account = scope.pod.pull_secrets, scope.account
         try:
@@ -278,7 +275,8 @@ class Webhook:
         except TimeoutError:
             secrets = []
         budget = scope.seconds_left
-        found = await asyncio.gather(*(describe(text, secrets, budget) for text in texts))
+        lookups = (self._images.describe(text, secrets, budget, max_age=max_age) for text in texts)
+        found = await asyncio.gather(*lookups)
         return dict(zip(texts, found, strict=True))
 
     def _decision_response(self, review: _AdmissionRequest, decision: ReviewDecision) -> _Response:

@@ -8,20 +8,17 @@ with twenty thousand pods stays responsive.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from lightkube.core.dictmixin import DictMixin
 
-from winpod.errors import WinpodError
-from winpod.images.resolver import ImageResolver
+from winpod.images.lookup import ImageLookup, ImageLookupResult, Secrets
 from winpod.k8s.client import ApiClient
 from winpod.operator.cluster_cache import CLASSES, NODES, PODS
-from winpod.operator.image_cache import ImageCache, ImageLookupResult
 from winpod.operator.owners import (
     WORKLOADS,
     Key,
@@ -46,7 +43,6 @@ from winpod.operator.upgrade.spec import UpgradeSpec
 from winpod.placement.model import Node
 from winpod.placement.predicates import with_allocated
 
-Secrets = Sequence[Mapping[str, Any]]
 LookUp = Callable[[str, Secrets], Awaitable[ImageLookupResult]]
 _PAGE = "500"
 _LOOKUP_SECONDS = 30.0
@@ -164,41 +160,9 @@ def _node(obj: Mapping[str, Any], settings: OperatorSettings) -> Node:
     return with_labels(node, change_labels(node)) if settings.labels else node
 
 
-def resolver_lookup(resolver: ImageResolver) -> LookUp:
-    """Resolve images with a resolver; guesses from tags are not sufficient for a move."""
-
-    async def look_up(text: str, secrets: Secrets) -> ImageLookupResult:
-        try:
-            return ImageLookupResult(await resolver.describe(text, secrets))
-        except WinpodError as error:
-            return ImageLookupResult(None, error.message)
-
-    return look_up
-
-
-class RecentImages:
-    """Digests from the image cache, and tags resolved within the last minute.
-
-    Stale tags are not used: if the registry does not respond, the image is unresolved.
-    """
-
-    def __init__(self, images: ImageCache, clock: Callable[[], float] = time.monotonic) -> None:
-        self._images = images
-        self._clock = clock
-        self._recent: dict[tuple[str, str], tuple[float, ImageLookupResult]] = {}
-
-    async def look_up(self, text: str, secrets: Secrets) -> ImageLookupResult:
-        now = self._clock()
-        self._recent = {key: entry for key, entry in self._recent.items() if now < entry[0]}
-        key = (text, hashlib.sha256(msgspec.json.encode(secrets)).hexdigest())
-        if key in self._recent:
-            return self._recent[key][1]
-        result = await self._images.describe(text, secrets, _LOOKUP_SECONDS)
-        if result.is_stale:
-            result = await self._images.describe_fresh(text, secrets, _LOOKUP_SECONDS)
-        if result.is_certain:
-            self._recent[key] = (now + _RECENT_SECONDS, result)
-        return result
+def recent_lookup(images: ImageLookup) -> LookUp:
+    """Resolve images for moves, for which guesses and older tags are not sufficient."""
+    return partial(images.describe, budget=_LOOKUP_SECONDS, max_age=_RECENT_SECONDS)
 
 
 class SnapshotCache:

@@ -1,48 +1,23 @@
-"""Tests of the image cache with responsive, unresponsive and private registries."""
+"""Tests of the operator's image lookup with responsive, unresponsive and private registries."""
 
 import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from tests.check.test_engine import push
-from tests.support.image_samples import index, windows
+from tests.support.image_lookups import V2019, V2022, LookupMetrics, open_lookup
+from tests.support.image_samples import index
 from tests.support.registries import StandIn, auths, log_in, serve
-from winpod.operator import image_cache
-from winpod.operator.admission.metrics import AdmissionMetrics
-from winpod.operator.image_cache import CacheLimits, ImageCache
-
-V2019, V2022 = windows("10.0.17763.805"), windows("10.0.20348.2113")
-
-
-class Numbers:
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.metrics = AdmissionMetrics(self.registry)
-
-    def lookups(self, result: str) -> float:
-        name = "winpod_image_lookups_total"
-        return self.registry.get_sample_value(name, {"result": result}) or 0
-
-
-@asynccontextmanager
-async def open_cache(
-    tag_seconds: float = 300, numbers: Numbers | None = None, **bounds: Any
-) -> AsyncIterator[ImageCache]:
-    images = ImageCache(lambda: tag_seconds, (numbers or Numbers()).metrics, CacheLimits(**bounds))
-    try:
-        yield images
-    finally:
-        await images.close()
+from winpod.images import lookup
+from winpod.images.lookup import CacheLimits
+from winpod.operator.image_lookup import RegistryQueue
 
 
 def secret(registry: str, **login: str) -> dict[str, Any]:
@@ -56,7 +31,7 @@ def secret(registry: str, **login: str) -> dict[str, Any]:
 
 async def test_concurrent_lookups_are_shared() -> None:
     stand_in = StandIn(index(V2019, V2022))
-    async with serve(stand_in) as address, open_cache() as images:
+    async with serve(stand_in) as address, open_lookup() as images:
         found = await asyncio.gather(
             *(images.describe(f"{address}/app:1", (), 5) for _ in range(50))
         )
@@ -71,7 +46,7 @@ async def test_tag_is_cached_for_the_configured_time() -> None:
     async with serve(stand_in) as address:
         for tag_seconds, builds in ((300, "10.0.17763.805"), (0, "10.0.20348.2113")):
             stand_in.image = index(V2019)
-            async with open_cache(tag_seconds) as images:
+            async with open_lookup(tag_seconds) as images:
                 await images.describe(f"{address}/app:1", (), 5)
                 stand_in.image = index(V2022)
                 found = await images.describe(f"{address}/app:1", (), 5)
@@ -82,7 +57,7 @@ async def test_tag_is_cached_for_the_configured_time() -> None:
 async def test_cached_tag_is_stale_and_can_be_refreshed() -> None:
     stand_in = StandIn(index(V2019))
     digest = f"app@{stand_in.image.root.digest}"
-    async with open_cache() as images:
+    async with open_lookup() as images:
         async with serve(stand_in) as address:
             text = f"{address}/app:1"
             assert not (await images.describe(text, (), 5)).is_stale
@@ -90,22 +65,22 @@ async def test_cached_tag_is_stale_and_can_be_refreshed() -> None:
             await images.describe(f"{address}/{digest}", (), 5)
             assert not (await images.describe(f"{address}/{digest}", (), 5)).is_stale
             stand_in.image = index(V2022)
-            anew = await images.describe_fresh(text, (), 5)
+            anew = await images.describe(text, (), 5, max_age=0)
             assert anew.image
             assert (anew.image.builds(), anew.is_stale) == (("10.0.20348.2113",), False)
             known = await images.describe(text, (), 5)
             assert known == replace(anew, is_stale=True)
-        silent = await images.describe_fresh(text, (), 5)
+        silent = await images.describe(text, (), 5, max_age=0)
         assert silent.image == anew.image
         assert silent.problem
         assert await images.describe(text, (), 5) == replace(known, caveat=silent.problem)
 
 
 async def test_digest_never_expires() -> None:
-    numbers = Numbers()
+    numbers = LookupMetrics()
     stand_in = StandIn(index(V2019))
     name = f"app@{stand_in.image.root.digest}"
-    async with open_cache(0, numbers) as images:
+    async with open_lookup(0, numbers) as images:
         async with serve(stand_in) as address:
             first = await images.describe(f"{address}/{name}", (), 5)
         assert first.is_certain
@@ -114,14 +89,14 @@ async def test_digest_never_expires() -> None:
 
 
 async def test_slow_lookup_times_out_and_serves_the_next_caller() -> None:
-    numbers = Numbers()
+    numbers = LookupMetrics()
 
     async def slowly(_: web.Request) -> None:
         await asyncio.sleep(0.4)
 
     async with (
         serve(StandIn(index(V2019), slowly)) as address,
-        open_cache(numbers=numbers) as images,
+        open_lookup(numbers=numbers) as images,
     ):
         began = time.monotonic()
         late = await images.describe(f"{address}/app:1", (), 0.2)
@@ -146,7 +121,7 @@ async def test_unresponsive_registry_is_waited_for_only_once(
         assert (await images.describe(text, (), budget)).problem
         return time.monotonic() - began
 
-    async with serve(StandIn(index(V2019), silent)) as address, open_cache() as images:
+    async with serve(StandIn(index(V2019), silent)) as address, open_lookup() as images:
         assert await waited(f"{address}/app:1", 0.4) > 0.3
         for tag in "123":
             assert await waited(f"{address}/app:{tag}", 0.4) < 0.2
@@ -155,7 +130,7 @@ async def test_unresponsive_registry_is_waited_for_only_once(
             assert (await images.describe(f"{other}/app:1", (), 5)).is_certain
         assert await waited(f"{address}/app:5", 0.4) < 0.2
         with monkeypatch.context() as a_minute_later:
-            a_minute_later.setattr(image_cache, "_UNRESPONSIVE_SECONDS", 0.0)
+            a_minute_later.setattr(lookup, "_UNRESPONSIVE_SECONDS", 0.0)
             assert await waited(f"{address}/app:6", 0.4) > 0.3
         assert await waited(f"{address}/app:7", 0.4) < 0.2
         is_back.set()
@@ -165,8 +140,8 @@ async def test_unresponsive_registry_is_waited_for_only_once(
 
 
 async def test_stale_tag_is_used_while_the_registry_is_down() -> None:
-    numbers = Numbers()
-    async with open_cache(0, numbers) as images:
+    numbers = LookupMetrics()
+    async with open_lookup(0, numbers) as images:
         async with serve(StandIn(index(V2019))) as address:
             known = await images.describe(f"{address}/app:1", (), 5)
         for _ in range(2):
@@ -187,7 +162,7 @@ async def test_failure_is_cached_briefly_and_the_build_is_guessed() -> None:
         asked += 1
         return web.Response(status=418)
 
-    async with serve(down) as address, open_cache() as images:
+    async with serve(down) as address, open_lookup() as images:
         text = f"{address}/app:ltsc2022"
         guess = await images.describe(text, (), 5)
         assert guess.image
@@ -196,7 +171,10 @@ async def test_failure_is_cached_briefly_and_the_build_is_guessed() -> None:
         before = asked
         assert await images.describe(text, (), 5) == guess
         assert asked == before
-    async with serve(down) as address, open_cache(failure_seconds=0.0) as images:
+    async with (
+        serve(down) as address,
+        open_lookup(limits=CacheLimits(failure_seconds=0.0)) as images,
+    ):
         await images.describe(f"{address}/app:2", (), 5)
         before = asked
         await images.describe(f"{address}/app:2", (), 5)
@@ -204,7 +182,7 @@ async def test_failure_is_cached_briefly_and_the_build_is_guessed() -> None:
 
 
 async def test_missing_image_is_a_problem(registry: str) -> None:
-    async with open_cache() as images:
+    async with open_lookup() as images:
         found = await images.describe(f"{registry}/nothing:1", (), 5)
         assert found.image is None
         assert "nothing" in found.problem
@@ -214,7 +192,7 @@ async def test_pull_secret_is_used_only_for_its_owner(home: Path, basic_registry
     log_in(home, auths(basic_registry))
     image = await push(home, basic_registry, "private:1", "2019")
     log_in(home, {})
-    async with open_cache() as images:
+    async with open_lookup() as images:
         assert (await images.describe(image, [secret(basic_registry)], 5)).is_certain
         denied = await images.describe(image, (), 5)
         assert denied.image is None
@@ -226,21 +204,21 @@ async def test_pull_secret_is_used_only_for_its_owner(home: Path, basic_registry
 
 async def test_broken_pull_secret_is_a_problem(registry: str) -> None:
     broken = {"metadata": {"name": "login"}, "type": "kubernetes.io/dockerconfigjson", "data": {}}
-    async with open_cache() as images:
+    async with open_lookup() as images:
         found = await images.describe(f"{registry}/app:1", [broken], 5)
         assert 'Secret "login"' in found.problem
 
 
 @pytest.mark.parametrize("text", ["oci:/etc", "oci-archive:/etc/passwd:x"])
 async def test_local_files_are_never_read(text: str) -> None:
-    async with open_cache() as images:
+    async with open_lookup() as images:
         found = await images.describe(text, (), 5)
         assert "the operator cannot read" in found.problem
         assert images.cached(text) is None
 
 
 async def test_invalid_name_is_a_problem() -> None:
-    async with open_cache() as images:
+    async with open_lookup() as images:
         assert "failed to parse" in (await images.describe("UPPER/Case", (), 5)).problem
 
 
@@ -250,7 +228,7 @@ async def test_lookup_timeout_includes_queueing() -> None:
     async def hang(_: web.Request) -> None:
         await is_over.wait()
 
-    impatient = open_cache(at_once=1, lookup_seconds=0.5)
+    impatient = open_lookup(queue=RegistryQueue(at_once=1, lookup_seconds=0.5))
     async with serve(StandIn(index(V2019), hang)) as address, impatient as images:
         began = time.monotonic()
         asked = (images.describe(f"{address}/app:{tag}", (), 5) for tag in range(10))
@@ -264,7 +242,7 @@ async def test_lookup_timeout_includes_queueing() -> None:
 
 async def test_cache_is_bounded_by_images() -> None:
     stand_in = StandIn(index(V2019))
-    async with serve(stand_in) as address, open_cache(images=2) as images:
+    async with serve(stand_in) as address, open_lookup(limits=CacheLimits(images=2)) as images:
         for tag in "abc":
             await images.describe(f"{address}/app:{tag}", (), 5)
         assert images.cached(f"{address}/app:a") is None
@@ -273,7 +251,10 @@ async def test_cache_is_bounded_by_images() -> None:
 
 async def test_cache_is_bounded_by_manifests() -> None:
     stand_in = StandIn(index(V2019, V2022))
-    async with serve(stand_in) as address, open_cache(0, manifests=5) as images:
+    async with (
+        serve(stand_in) as address,
+        open_lookup(0, limits=CacheLimits(manifests=5)) as images,
+    ):
         for tag in "aaabc":
             await images.describe(f"{address}/app:{tag}", (), 5)
         kept = [name.rpartition(":")[2] for name, _ in images._entries]
@@ -289,7 +270,7 @@ async def test_credentials_of_the_operators_user_are_never_used(
 ) -> None:
     log_in(home, auths(basic_registry))
     image = await push(home, basic_registry, "own:1", "2019")
-    async with open_cache() as images:
+    async with open_lookup() as images:
         denied = await images.describe(image, (), 5)
         assert denied.image is None
         assert denied.problem
@@ -297,6 +278,6 @@ async def test_credentials_of_the_operators_user_are_never_used(
 
 
 async def test_nothing_is_left_on_disk(home: Path) -> None:
-    async with serve(StandIn(index(V2019))) as address, open_cache() as images:
+    async with serve(StandIn(index(V2019))) as address, open_lookup() as images:
         await images.describe(f"{address}/app:1", (), 5)
     assert not list((home / ".cache").rglob("*"))
