@@ -1,6 +1,7 @@
 """FakeRuntime answers as the CRI server does."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from winpod.cri.fake_runtime import FakeRuntime
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError, Unimplemented
+from winpod.windows.builds import parse_build
 
+HOST = parse_build("2022")
 POD = api.PodSandboxConfig(
     metadata=api.PodSandboxMetadata(name="web", namespace="shop", uid="uid-1"),
     labels={"io.kubernetes.pod.uid": "uid-1"},
@@ -45,7 +48,7 @@ async def state_of(runtime: FakeRuntime, container: str) -> api.ContainerStatus:
 
 
 async def test_network_is_not_ready_without_pod_cidr() -> None:
-    runtime = FakeRuntime()
+    runtime = FakeRuntime(HOST)
     before = await runtime.call("Status", api.StatusRequest())
     await told_subnet(runtime)
     after = await runtime.call("Status", api.StatusRequest())
@@ -55,7 +58,7 @@ async def test_network_is_not_ready_without_pod_cidr() -> None:
 
 
 async def test_pod_lifecycle() -> None:
-    runtime = FakeRuntime()
+    runtime = FakeRuntime(HOST)
     await told_subnet(runtime)
     sandbox, container = await run(runtime, "app.exe")
     assert (await state_of(runtime, container)).state == api.CONTAINER_RUNNING
@@ -66,7 +69,7 @@ async def test_pod_lifecycle() -> None:
         "PodSandboxStatus", api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
     )
     assert status.status.network.ip.startswith("10.7.0.")
-    await runtime.call("StopContainer", api.StopContainerRequest(container_id=container))
+    await runtime.call("StopContainer", api.StopContainerRequest(container_id=container, timeout=5))
     ended = await state_of(runtime, container)
     assert (ended.state, ended.exit_code, ended.reason) == (api.CONTAINER_EXITED, 0, "Completed")
     remove = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
@@ -80,13 +83,13 @@ async def test_pod_lifecycle() -> None:
 
 
 async def test_scripted_container_exits_with_an_event() -> None:
-    runtime = FakeRuntime()
+    runtime = FakeRuntime(HOST)
     await told_subnet(runtime)
     events = runtime.stream("GetContainerEvents", api.GetEventsRequest())
     first = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
     _, container = await run(runtime, "simulate", "3", "0.01")
-    assert (await first).container_event_type == api.CONTAINER_STARTED_EVENT
+    assert (await first).container_event_type == api.CONTAINER_CREATED_EVENT
     async with asyncio.timeout(120):
         async for event in events:
             if event.container_event_type == api.CONTAINER_STOPPED_EVENT:
@@ -96,4 +99,28 @@ async def test_scripted_container_exits_with_an_event() -> None:
 
 async def test_unsupported_calls_are_unimplemented() -> None:
     with pytest.raises(Unimplemented):
-        await FakeRuntime().call("Exec", api.ExecRequest())
+        await FakeRuntime(HOST).call("Exec", api.ExecRequest())
+
+
+async def test_container_is_created_without_a_log_and_its_name_is_reserved(tmp_path: Path) -> None:
+    runtime = FakeRuntime(HOST)
+    await told_subnet(runtime)
+    pod = api.PodSandboxConfig()
+    pod.CopyFrom(POD)
+    pod.log_directory = str(tmp_path)
+    made = await runtime.call("RunPodSandbox", api.RunPodSandboxRequest(config=pod))
+    with pytest.raises(RemoteError, match="it is taken by another sandbox") as caught:
+        await runtime.call("RunPodSandbox", api.RunPodSandboxRequest(config=pod))
+    assert caught.value.status is grpc.StatusCode.ALREADY_EXISTS
+    config = api.ContainerConfig(
+        metadata=api.ContainerMetadata(name="app"),
+        image=api.ImageSpec(image="app:1"),
+        log_path="app.log",
+    )
+    request = api.CreateContainerRequest(pod_sandbox_id=made.pod_sandbox_id, config=config)
+    container = (await runtime.call("CreateContainer", request)).container_id
+    await runtime.call("StartContainer", api.StartContainerRequest(container_id=container))
+    assert (await state_of(runtime, container)).log_path == ""
+    assert request.config.log_path == "app.log"
+    assert not list(tmp_path.iterdir())  # noqa: ASYNC240
+    await runtime.close()

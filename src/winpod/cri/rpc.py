@@ -10,7 +10,7 @@ import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import grpc
@@ -38,6 +38,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
 
 
+@cache
 def function_name(method: str) -> str:
     """Convert a method name to snake case: `RunPodSandbox` to `run_pod_sandbox`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()

@@ -20,7 +20,7 @@ from winpod.cri.rpc import IMAGE, RUNTIME, add_service, new_server
 from winpod.cri.services.auto_remove import AutoRemove
 from winpod.cri.services.containers import ContainerService
 from winpod.cri.services.exec import ExecService
-from winpod.cri.services.images import ImageService
+from winpod.cri.services.images import ImageService, StoredContainerImages
 from winpod.cri.services.metrics import MetricsService
 from winpod.cri.services.runtime import RuntimeService
 from winpod.cri.services.sandboxes import SandboxNetwork, SandboxService
@@ -66,8 +66,11 @@ class CriServer:
         self._ready = False
         cpus = len(os.sched_getaffinity(0))
         on_change = self._on_change
+        container_images = StoredContainerImages(
+            components.store, components.host, components.handlers
+        )
         self._containers = ContainerService(
-            state, backend, components.store, components.host, components.handlers, cpus, on_change
+            state, backend, container_images, components.host, cpus, on_change
         )
         self._sandboxes = SandboxService(
             state,

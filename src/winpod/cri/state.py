@@ -102,6 +102,13 @@ class ContainerRecord:
 class NameInUse(WinpodError):
     code = "ALREADY_EXISTS"
 
+    def __init__(self, record: SandboxRecord | ContainerRecord) -> None:
+        kind = "container" if isinstance(record, ContainerRecord) else "sandbox"
+        super().__init__(
+            f'failed to reserve {kind} name "{record.name}": it is taken by another {kind}.',
+            f"Remove that {kind}, or use another attempt number.",
+        )
+
 
 class StateUnwritable(WinpodError):
     """The state database cannot be written, so the operation is not started."""
@@ -171,11 +178,10 @@ class RuntimeState:
                     values,
                 )
         except sqlite3.IntegrityError:
-            kind = "container" if isinstance(record, ContainerRecord) else "sandbox"
-            raise NameInUse(
-                f'failed to reserve {kind} name "{record.name}": it is taken by another {kind}.',
-                f"Remove that {kind}, or use another attempt number.",
-            ) from None
+            raise NameInUse(record) from None
+        self._add_to_cache(record)
+
+    def _add_to_cache(self, record: SandboxRecord | ContainerRecord) -> None:
         self._table(record)[record.id] = record
         if isinstance(record, ContainerRecord):
             self._by_sandbox.setdefault(record.sandbox, {})[record.id] = record
@@ -210,6 +216,9 @@ class RuntimeState:
                 f"DELETE FROM {_TABLES[type(record)]} WHERE id = ?",  # noqa: S608
                 [record.id],
             )
+        self._remove_from_cache(record)
+
+    def _remove_from_cache(self, record: SandboxRecord | ContainerRecord) -> None:
         self._table(record).pop(record.id, None)
         if isinstance(record, ContainerRecord):
             self._by_sandbox.get(record.sandbox, {}).pop(record.id, None)

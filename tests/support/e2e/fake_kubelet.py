@@ -39,13 +39,14 @@ from winpod.kubelet.node.node_options import (
 from winpod.kubelet.node.node_setup import available_handlers, connect_cluster
 from winpod.kubelet.node.node_status import MachineInfo
 from winpod.placement.model import Taint
+from winpod.windows.builds import Build
 
 TAINT = Taint("os", "Windows", "NoSchedule")
 
 
 class OtherRuntime(FakeRuntime):
-    def __init__(self, name: str, version: str) -> None:
-        super().__init__()
+    def __init__(self, name: str, version: str, build: Build) -> None:
+        super().__init__(build)
         self._answer = api.VersionResponse(runtime_name=name, runtime_version=version)
 
     async def version(self, request: api.VersionRequest) -> api.VersionResponse:
@@ -74,7 +75,8 @@ async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime:
     async with _server(access) as server:
         cluster = ClusterInformers(server)
         objects = SimulatedObjectSource(server, name, cluster)
-        client = OtherRuntime(runtime, "2.4.2" if runtime == "containerd" else "20.10.9")
+        version = "2.4.2" if runtime == "containerd" else "20.10.9"
+        client = OtherRuntime(runtime, version, setup.build)
         share = split_among_nodes([setup])[name]
         handlers = await available_handlers(client)
         facts = replace(setup.node_config(handlers, share, address, "10.9.0.0/24"), root=drive)

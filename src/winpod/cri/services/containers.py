@@ -12,6 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from winpod.compute import backend as compute
 from winpod.compute.backend import Backend, ExitStatus
@@ -21,10 +24,10 @@ from winpod.compute.spec import (
     NO_DOMAIN_LOGON,
     ContainerRequest,
     ContainerSpec,
+    ImageConfig,
     Mount,
     MountSourceKind,
     build_spec,
-    read_image_config,
 )
 from winpod.concurrency import KeyedLock, run_to_completion
 from winpod.cri.convert import (
@@ -41,13 +44,9 @@ from winpod.cri.rpc import MESSAGE_LIMIT
 from winpod.cri.services.sandboxes import matches_selector
 from winpod.cri.state import ContainerRecord, Phase, RuntimeState, SandboxRecord
 from winpod.errors import InvalidInput, NotFound, WinpodError
-from winpod.images.pull.platform_match import platform_constraint_of
-from winpod.images.pull.puller import find_variant
 from winpod.images.store.records import StoredImage
-from winpod.images.store.store import Store
 from winpod.labels import RUN_LABEL
 from winpod.windows.builds import Build, parse_version
-from winpod.windows.handlers import Handlers
 from winpod.windows.paths import host_path, is_named_pipe
 
 _log = logging.getLogger(__name__)
@@ -70,22 +69,37 @@ class ImageVolumeFailed(NotFound):
         super().__init__(f"ImageVolumeMountFailed: {error}")
 
 
+class ContainerImages(Protocol):
+    """The images that containers are created from."""
+
+    async def find(self, image: api.ImageSpec, sandbox: SandboxRecord) -> StoredImage:
+        """Return the stored image variant for the sandbox's handler."""
+
+    def config(self, image: StoredImage) -> ImageConfig: ...
+
+    def layers(self, image: StoredImage) -> Sequence[Path]:
+        """Return the layers' directories, lowest first."""
+
+    async def retain(self, container_id: str, image: StoredImage) -> None:
+        """Keep the image while the container exists."""
+
+    async def release(self, container_id: str) -> None: ...
+
+
 class ContainerService:
     def __init__(
         self,
         state: RuntimeState,
         backend: Backend,
-        store: Store,
+        images: ContainerImages,
         host: Build,
-        handlers: Handlers,
         host_cpus: int,
         on_change: Callable[[str, api.ContainerEventType, SandboxRecord], None],
     ) -> None:
         self._state = state
         self._backend = backend
-        self._store = store
+        self._images = images
         self._host = host
-        self._handlers = handlers
         self._host_cpus = host_cpus
         self._on_change = on_change
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +112,7 @@ class ContainerService:
         config = request.config
         if not config.metadata.name:
             raise InvalidInput("the container has no name.", "metadata.name is required.")
-        image = await self._image(config.image, sandbox)
+        image = await self._images.find(config.image, sandbox)
         volumes = await self._image_volumes(config, sandbox)
         cpus = await self._backend.cpu_count(sandbox.id)
         plan = self._plan(config, sandbox, image, volumes, cpus)
@@ -111,7 +125,7 @@ class ContainerService:
             created_at=time.time_ns(),
             image_id=image.id,
             image_ref=next(iter(image.digests), image.id),
-            plan=json.dumps(asdict(plan)),
+            plan=msgspec.json.encode(plan).decode(),
             log_path=_log_path(sandbox, config),
         )
         require_ready_sandbox(
@@ -135,7 +149,7 @@ class ContainerService:
         async with self._locks.lock(container.id):
             try:
                 for retained in (image, *volumes):
-                    await asyncio.to_thread(self._store.retain, container.id, retained)
+                    await self._images.retain(container.id, retained)
                 await self._backend.create_container(self._backend_config(container, image, plan))
                 self._state.save(container, phase=Phase.CREATED)
             except BaseException:
@@ -144,24 +158,15 @@ class ContainerService:
         if sandbox := self._state.sandboxes.get(container.sandbox):
             self._on_change(container.id, api.CONTAINER_CREATED_EVENT, sandbox)
 
-    async def _image(self, image: api.ImageSpec, sandbox: SandboxRecord) -> StoredImage:
-        """Return the stored image variant for the sandbox's handler."""
-        annotations = {**sandbox.parsed_config.annotations, **image.annotations}
-        return await find_variant(
-            self._store,
-            image.image,
-            self._handlers.get(sandbox.handler),
-            self._host,
-            platform_constraint_of(annotations),
-        )
-
     async def _image_volumes(
         self, config: api.ContainerConfig, sandbox: SandboxRecord
     ) -> dict[str, StoredImage]:
         """Return the images mounted as volumes, by reference."""
         filter_ = {m.image.image: m.image for m in config.mounts if m.image.image}
         try:
-            return {name: await self._image(image, sandbox) for name, image in filter_.items()}
+            return {
+                name: await self._images.find(image, sandbox) for name, image in filter_.items()
+            }
         except WinpodError as error:
             raise ImageVolumeFailed(error) from error
 
@@ -173,12 +178,10 @@ class ContainerService:
         volumes: Mapping[str, StoredImage],
         cpus: int,
     ) -> ContainerSpec:
-        document = json.loads(self._store.content(image.manifest))
-        image_config = read_image_config(self._store.content(document["config"]["digest"]))
-        layers = {name: self._store.layers_of(volume) for name, volume in volumes.items()}
+        layers = {name: self._images.layers(volume) for name, volume in volumes.items()}
         return build_spec(
             to_container_request(config, sandbox.parsed_config.annotations, layers),
-            image_config,
+            self._images.config(image),
             hostname=sandbox.hostname,
             host_cpus=self._host_cpus,
             sandbox_cpus=cpus,
@@ -192,7 +195,7 @@ class ContainerService:
             sandbox=container.sandbox,
             spec=plan,
             build=parse_version(image.os_version) or self._host,
-            layers=tuple(self._store.layers_of(image)),
+            layers=tuple(self._images.layers(image)),
             log_path=container.log_path,
             log_limit=_RUN_LOG_LIMIT if RUN_LABEL in container.parsed_config.labels else 0,
         )
@@ -204,7 +207,7 @@ class ContainerService:
             _log.warning("Failed to roll back creation of container %s: %s", container.id, error)
             self._state.save_best_effort(container, phase=Phase.EXITED, reason="Unknown")
             return
-        await asyncio.to_thread(self._store.release, container.id)
+        await self._images.release(container.id)
         self._state.delete(container)
 
     async def start_container(
@@ -311,7 +314,7 @@ class ContainerService:
     async def _delete(self, container: ContainerRecord) -> None:
         self._state.save_best_effort(container, phase=Phase.REMOVING)
         await self._backend.remove(container.id)
-        await asyncio.to_thread(self._store.release, container.id)
+        await self._images.release(container.id)
         if sandbox := self._state.sandboxes.get(container.sandbox):
             self._on_change(container.id, api.CONTAINER_DELETED_EVENT, sandbox)
         self._state.delete(container)

@@ -13,8 +13,11 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from winpod.compute.spec import ImageConfig, read_image_config
 from winpod.cri.proto import api_pb2 as api
+from winpod.cri.state import SandboxRecord
 from winpod.errors import InvalidInput
 from winpod.images.errors import ImageNotPulled
 from winpod.images.manifests import parse_document
@@ -146,6 +149,38 @@ class ImageService:
         return api.ImageFsInfoResponse(
             image_filesystems=[filesystem], container_filesystems=[filesystem]
         )
+
+
+class StoredContainerImages:
+    """Images of the store, which are not removed while a container uses them."""
+
+    def __init__(self, store: Store, host: Build, handlers: Handlers) -> None:
+        self._store = store
+        self._host = host
+        self._handlers = handlers
+
+    async def find(self, image: api.ImageSpec, sandbox: SandboxRecord) -> StoredImage:
+        annotations = {**sandbox.parsed_config.annotations, **image.annotations}
+        return await find_variant(
+            self._store,
+            image.image,
+            self._handlers.get(sandbox.handler),
+            self._host,
+            platform_constraint_of(annotations),
+        )
+
+    def config(self, image: StoredImage) -> ImageConfig:
+        document = json.loads(self._store.content(image.manifest))
+        return read_image_config(self._store.content(document["config"]["digest"]))
+
+    def layers(self, image: StoredImage) -> list[Path]:
+        return self._store.layers_of(image)
+
+    async def retain(self, container_id: str, image: StoredImage) -> None:
+        await asyncio.to_thread(self._store.retain, container_id, image)
+
+    async def release(self, container_id: str) -> None:
+        await asyncio.to_thread(self._store.release, container_id)
 
 
 def _image(image: StoredImage) -> api.Image:

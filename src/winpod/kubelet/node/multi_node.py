@@ -172,7 +172,7 @@ async def run_simulated_nodes(
     agents: dict[str, NodeAgent] = {}
     metrics = KubeletMetrics()
     for node, subnet in zip(nodes, subnets, strict=False):
-        client = FakeRuntime(node.config.handlers)
+        client = FakeRuntime(node.build, node.config.handlers)
         handlers = await available_handlers(client)
         node_config = node.node_config(handlers, shares[node.name], address, str(subnet))
         volumes = SimulatedVolumeManager(objects, node_config)
