@@ -1,6 +1,5 @@
 """Tests of `winpod check` with images in a real registry and pull secrets of the manifests."""
 
-import asyncio
 import base64
 import json
 from pathlib import Path
@@ -9,24 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.pushed_images import push
 from tests.support.registries import auths, log_in
 from winpod.check.engine import Report, WorkloadReport, check, default_target
-from winpod.cli.main import app
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.manifests import read_manifests
 from winpod.placement.verdicts import Status
-
-
-async def push(home: Path, registry: str, name: str, *versions: str) -> str:
-    """Pack and push an image with the CLI; return its reference."""
-    content = home / "content"
-    content.mkdir(exist_ok=True)
-    (content / "app.txt").write_text("app", "utf-8")
-    reference = f"{registry}/{name}"
-    builds = [option for version in versions for option in ("--os-version", version)]
-    arguments = ["image", "pack", str(content), "-t", reference, *builds]
-    await asyncio.to_thread(app, arguments, standalone_mode=False)
-    return reference
 
 
 def pod(image: str, name: str = "p", **spec: Any) -> dict[str, Any]:
@@ -63,7 +50,7 @@ def only(report: Report) -> WorkloadReport:
 
 
 async def test_platforms_come_from_the_registry(home: Path, registry: str) -> None:
-    image = await push(home, registry, "app:1", "10.0.17763.805", "10.0.20348.2113")
+    image = await push(home, f"{registry}/app:1", "10.0.17763.805", "10.0.20348.2113")
     one = only(await checked(home, pod(image)))
     assert one.images[image].builds() == ("10.0.17763.805", "10.0.20348.2113")
     assert one.status is Status.RUNS
@@ -72,7 +59,7 @@ async def test_platforms_come_from_the_registry(home: Path, registry: str) -> No
 
 
 async def test_equal_images_are_resolved_once(home: Path, registry: str) -> None:
-    image = await push(home, registry, "app:2", "2022")
+    image = await push(home, f"{registry}/app:2", "2022")
     report = await checked(home, *(pod(image, f"p{i}") for i in range(50)))
     assert len(report.checked) == 50
 
@@ -133,7 +120,7 @@ async def test_pull_secrets_of_the_manifests_are_used(
     home: Path, basic_registry: str, kind: str
 ) -> None:
     log_in(home, auths(basic_registry))
-    image = await push(home, basic_registry, "private:1", "2022")
+    image = await push(home, f"{basic_registry}/private:1", "2022")
     log_in(home, {"auths": {}})
     refused = only(await checked(home, pod(image)))
     assert refused.status is Status.UNKNOWN
@@ -146,7 +133,7 @@ async def test_pull_secrets_of_the_manifests_are_used(
 
 
 async def test_strict_counts_what_is_ignored_and_what_may_fail(home: Path, registry: str) -> None:
-    image = await push(home, registry, "app:3", "2019", "2022", "2025")
+    image = await push(home, f"{registry}/app:3", "2019", "2022", "2025")
     good = await checked(home, pod(image))
     assert good.passes(strict=True)
     ignored = await checked(home, pod(image, securityContext={"runAsUser": 5}))

@@ -1,6 +1,5 @@
 """Started containers are watched and can be stopped on a full disk."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import Node, create, run_sandbox, start, status
+from tests.support.cri_node import Node, create, run_sandbox, start, status
+from tests.support.full_disk import fill
+from tests.support.pushed_images import push
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.state import Phase, RuntimeState
@@ -25,17 +25,6 @@ class FillingBackend(SimulatedBackend):
     async def start(self, container: str) -> None:
         await super().start(container)
         fill(self._ballast)
-
-
-def fill(ballast: Path) -> None:
-    file = os.open(ballast, os.O_CREAT | os.O_WRONLY)
-    block = bytes(1 << 16)
-    while block:
-        try:
-            os.write(file, block)
-        except OSError:
-            block = block[: len(block) // 2]
-    os.close(file)
 
 
 @contextmanager

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.cri.test_container_lifecycle import Node, run_sandbox
-from winpod.compute.backend import SandboxSpec
+from tests.support.cri_node import Node, run_sandbox
+from tests.support.guest_backend import GuestBackend
 from winpod.compute.hypervisor.accelerator import Accelerator
-from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError
 from winpod.field_reader import Field
@@ -20,7 +19,6 @@ from winpod.windows.handlers import (
     VM_PHYSICALLY_BACKED,
     VM_PROCESSOR_COUNT,
 )
-from winpod.windows.isolation import Isolation
 
 RESERVE = f"{HYPERVISOR_HANDLER.name}-reserve"
 SIZED = {
@@ -29,22 +27,6 @@ SIZED = {
         "annotations": {VM_PROCESSOR_COUNT: "2", VM_PHYSICALLY_BACKED: "true"},
     }
 }
-
-
-class GuestBackend(SimulatedBackend):
-    """Simulated backend for both isolations that records its requests."""
-
-    def __init__(self, missing: str = "") -> None:
-        super().__init__()
-        self.missing = missing
-        self.specs: list[SandboxSpec] = []
-
-    def unavailable_reason(self, isolation: Isolation = Isolation.PROCESS) -> str:
-        return self.missing if isolation is Isolation.HYPERVISOR else ""
-
-    async def create_sandbox(self, spec: SandboxSpec) -> Path | None:
-        self.specs.append(spec)
-        return await super().create_sandbox(spec)
 
 
 def running(root: Path, backend: GuestBackend) -> AbstractAsyncContextManager[CriClient]:

@@ -12,16 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.cri.test_container_lifecycle import (
-    Node,
-    client,
-    create,
-    image,
-    node,
-    run_sandbox,
-    start,
-    status,
-)
+from tests.support.cri_node import Node, client, create, image, node, run_sandbox, start, status
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import IMAGE, RUNTIME, CriClient, RemoteError
 

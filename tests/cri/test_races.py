@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cri.test_container_lifecycle import Node, create, image, run_sandbox, start, status
+from tests.support.cri_node import Node, create, image, run_sandbox, start, status
 from winpod.compute.backend import ContainerConfig, ExitStatus
 from winpod.compute.resources import ResourceLimits
 from winpod.compute.simulated import SimulatedBackend

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.cri.test_container_lifecycle import (
+from tests.support.cri_node import (
     LoopbackNetworks,
     Node,
     client,

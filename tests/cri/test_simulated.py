@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import create, run_sandbox, start, status
+from tests.support.cri_node import create, run_sandbox, start, status
+from tests.support.pushed_images import push
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError
 from winpod.errors import Unavailable

@@ -8,8 +8,8 @@ import termios
 from functools import partial
 
 import pytest
-from tests.e2e.test_run import read_until
 from tests.support.e2e.command_line import Winpod, image, winpod
+from tests.support.e2e.terminals import read_until
 from tests.support.e2e.waiting import eventually
 from tests.support.e2e.windows_programs import c_program
 

@@ -1,16 +1,12 @@
 """`winpod runtime` as crictl's users know a runtime: every verb, and both transports."""
 
 import asyncio
-import fcntl
 import json
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +16,7 @@ from typing import Any
 import pytest
 from tests.e2e.crictl import Crictl
 from tests.support.e2e import windows_programs
+from tests.support.e2e.terminals import terminal
 from tests.support.e2e.windows_container import link_base
 from tests.support.registries import docker_registry
 
@@ -306,31 +303,3 @@ async def test_one_name_for_two_handlers_is_two_images(machine: Machine) -> None
     assert handlers == {"runhcs-wcow-process", HYPERVISOR_2019}
     await machine.crictl("rmi", *(image["id"] for image in images))
     assert json.loads(await machine.crictl("images", "-o", "json"))["images"] == []
-
-
-class Terminal:
-    """The person's side of one."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._descriptor, text.encode())
-
-    async def until(self, words: str) -> None:
-        while words not in self._seen:
-            data = await asyncio.to_thread(os.read, self._descriptor, 65536)
-            self._seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
-        self._seen = self._seen.partition(words)[2]
-
-
-@asynccontextmanager
-async def terminal() -> AsyncIterator[tuple[Terminal, int]]:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    try:
-        yield Terminal(ours), theirs
-    finally:
-        os.close(ours)
-        os.close(theirs)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_container_lifecycle import run_sandbox, start, status
 from tests.e2e.streaming_client import Running, StreamingClient
-from tests.e2e.test_runtime import Node, create_with, ended, home, node, pulled, registry
+from tests.support.cri_node import run_sandbox, start, status
 from tests.support.e2e import windows_programs
+from tests.support.e2e.runtime_node import Node, create_with, ended, node, pulled
+from tests.support.registries import home, registry
 
 from winpod.compute.agent.client import AgentClient
 from winpod.cri.proto import api_pb2 as api

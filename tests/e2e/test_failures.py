@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_full_disk import fill
 from tests.support.e2e.runtime_process import DidNotStart, RuntimeProcess
+from tests.support.full_disk import fill
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError

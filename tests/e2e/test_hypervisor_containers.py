@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.test_container_lifecycle import sandbox_config
+from tests.support.cri_node import sandbox_config
 from tests.support.e2e.command_line import Winpod
 from tests.support.e2e.microvms import begin, call, machines, until_exited, until_said, winpod
 from tests.support.e2e.waiting import eventually

@@ -14,8 +14,8 @@ from operator import not_
 from pathlib import Path
 
 import pytest
-from tests.cri.test_container_lifecycle import sandbox_config
-from tests.e2e.test_security import NOT_PERMITTED, Tried, read
+from tests.support.cri_node import sandbox_config
+from tests.support.e2e.attack_results import NOT_PERMITTED, Tried, read
 from tests.support.e2e.command_line import Winpod
 from tests.support.e2e.microvms import WAITS, begin, call, image, winpod
 from tests.support.e2e.waiting import eventually

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cri.test_container_lifecycle import sandbox_config
+from tests.support.cri_node import sandbox_config
 from tests.support.e2e import windows_programs
 from tests.support.e2e.command_line import Winpod
 from tests.support.e2e.microvms import WAITS, call, image, machines, until_said, winpod

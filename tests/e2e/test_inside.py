@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import run_sandbox, start
-from tests.e2e.test_runtime import Node, create_with, ended, pulled, run, said
-from tests.images.winreg.test_hives import layer
+from tests.support.cri_node import run_sandbox, start
 from tests.support.e2e import windows_programs
+from tests.support.e2e.runtime_node import Node, create_with, ended, pulled, run, said
+from tests.support.pushed_images import push
 from tests.support.registries import home, registry
+from tests.support.registry_layers import layer
 from tests.support.silos import change_registry
 
 from winpod.compute.agent.client import Program

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cri.services.test_images import push
 from tests.e2e.controlplane import IN_TIME
 from tests.e2e.metrics_server import metrics_server, program
-from tests.e2e.test_node_api import PATIENCE, ApiNode, node, programs
 from tests.support.e2e import windows_programs
+from tests.support.e2e.api_node import PATIENCE, ApiNode, node, programs
+from tests.support.pushed_images import push
 from tests.support.registries import home, registry
 
 __all__ = ["home", "node", "programs", "registry"]

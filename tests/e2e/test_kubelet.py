@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lightkube.models import core_v1 as v1
-from tests.cri.test_container_lifecycle import Node
+from tests.support.cri_node import Node
 from tests.support.e2e.microvms import link_kit
 from tests.support.e2e.runtime_process import RuntimeProcess
 from tests.support.e2e.windows_programs import cache

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cri.test_container_lifecycle import run_sandbox, start
-from tests.e2e.test_runtime import Node, create_with, ended, node, pulled
 from tests.support.conmon_supervision import read_log
+from tests.support.cri_node import run_sandbox, start
+from tests.support.e2e.runtime_node import Node, create_with, ended, node, pulled
 from tests.support.registries import home, registry
 
 from winpod.cri.proto import api_pb2 as api

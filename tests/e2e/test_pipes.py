@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.cri.test_container_lifecycle import run_sandbox, start
-from tests.e2e.test_runtime import Node, create_with, node, pulled
 from tests.support.conmon_supervision import until
+from tests.support.cri_node import run_sandbox, start
 from tests.support.e2e import windows_programs
+from tests.support.e2e.runtime_node import Node, create_with, node, pulled
 from tests.support.e2e.windows_container import unpack_content
 from tests.support.e2e.windows_silo import Shell, windows_shell
 from tests.support.registries import home, registry

@@ -4,13 +4,13 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.support.e2e.command_line import Winpod, image, winpod
+from tests.support.e2e.terminals import read_until
 from tests.support.e2e.waiting import eventually
 
 __all__ = ["image", "winpod"]
@@ -185,13 +185,3 @@ def test_without_root_it_says_who_can(winpod: Winpod) -> None:
     environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/only-root-makes-this"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
     assert (ran.returncode, "sudo" in ran.stderr) == (2, True), ran.stderr
-
-
-def read_until(descriptor: int, wanted: bytes) -> bytes:
-    seen = b""
-    while wanted not in seen:
-        assert select.select([descriptor], [], [], 300)[0], seen
-        data = os.read(descriptor, 4096)
-        assert data, seen
-        seen += data
-    return seen

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.support.e2e.attack_results import NOT_PERMITTED, Tried, read
 from tests.support.e2e.runtime_process import RuntimeProcess
 from tests.support.e2e.windows_programs import linux_program
 
@@ -24,23 +25,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 THIS = Path("/proc/self")
 PATIENCE = 300
-NOT_PERMITTED = (
-    *("mount", "umount", "unshare", "clone", "setns", "chroot", "sethostname", "bpf", "keyctl"),
-    *("io_uring", "userfaultfd", "perf", "module", "reboot", "mknod", "ptrace-init"),
-    *("memory-of-init", "descriptor-of-init"),
-)
-
-
-class Tried:
-    """What the probe found, by name."""
-
-    def __init__(self, text: str) -> None:
-        rows = [line.rpartition(" ") for line in text.splitlines()]
-        self.errors = {name: int(number) for name, _, number in rows if not name.startswith("soc")}
-        self.sockets = [line for line in text.splitlines() if line.startswith("socket:")]
-
-    def named(self, kind: str) -> set[str]:
-        return {name.partition(":")[2] for name in self.errors if name.startswith(f"{kind}:")}
 
 
 @dataclass(frozen=True)
@@ -89,10 +73,6 @@ class Inhabited:
         request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=PATIENCE)
         answer = await self.runtime.call(request)
         return str((answer.stdout + answer.stderr).decode())
-
-
-def read(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
 
 
 def namespace(process: Path, kind: str) -> str:

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cri.test_container_lifecycle import run_sandbox, start
-from tests.e2e.test_runtime import Node, create_with, home, node, pulled, registry
+from tests.support.cri_node import run_sandbox, start
+from tests.support.e2e.runtime_node import Node, create_with, node, pulled
+from tests.support.registries import home, registry
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient

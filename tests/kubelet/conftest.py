@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cri.services.test_images import push
+from tests.support.pushed_images import push
 from tests.support.registries import basic_registry, home, registry
 from tests.support.small_node import SmallNode, pulled, small_node
 from winpod.cri.rpc import CriClient

@@ -3,63 +3,37 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightkube.models import core_v1 as v1
 
-from tests.cri.services.test_images import push
-from tests.support.known_objects import read
+from tests.support.kubelet_pods import (
+    UID,
+    changed,
+    container,
+    deleted,
+    is_ready,
+    listed,
+    until_true,
+)
+from tests.support.pushed_images import push
 from tests.support.small_node import AdjustableClock, SmallNode, pod_of, pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.k8s.pods import with_fields
 from winpod.kubelet.kubelet import Kubelet
 
-UID = "uid-web"
 BELOW_A_FILE = f"{__file__}/below"
-NOTHING: Any = v1.ContainerStatus(
-    name="", image="", imageID="", ready=False, restartCount=0, state=v1.ContainerState()
-)
 
 
 @pytest.fixture
 async def kubelet(node: SmallNode, client: CriClient) -> AsyncIterator[Kubelet]:
     async with node.kubelet(client) as kubelet:
         yield kubelet
-
-
-def changed(pod: v1.Pod, *, metadata: dict[str, Any] | None = None, **spec: Any) -> v1.Pod:
-    """Return the pod with other fields, as a watch would deliver it."""
-    data = pod.to_dict()
-    data["metadata"] |= metadata or {}
-    data["spec"] |= spec
-    return read(v1.Pod, data)
-
-
-def deleted(pod: v1.Pod, grace: int = 30) -> v1.Pod:
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    stamps = {"deletionTimestamp": now, "deletionGracePeriodSeconds": grace}
-    return changed(pod, metadata=stamps)
-
-
-def container(status: v1.PodStatus, name: str = "app") -> Any:
-    listed = (*(status.initContainerStatuses or ()), *(status.containerStatuses or ()))
-    return next((one for one in listed if one.name == name), NOTHING)
-
-
-def is_ready(status: v1.PodStatus) -> bool:
-    return any(c.type == "Ready" and c.status == "True" for c in status.conditions or ())
-
-
-async def listed(client: CriClient) -> tuple[int, int]:
-    sandboxes = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
-    containers = await client.call("ListContainers", api.ListContainersRequest())
-    return len(sandboxes.items), len(containers.containers)
 
 
 async def test_pod_runs_and_deletion_leaves_nothing(
@@ -110,12 +84,6 @@ async def not_ready(client: CriClient, name: str) -> bool:
     return all(
         item.state == api.SANDBOX_NOTREADY for item in sandboxes.items if item.metadata.name == name
     )
-
-
-async def until_true(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(120):
-        while not await is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 async def test_failing_container_is_restarted_with_backoff(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.check.test_engine import push
 from tests.support.image_lookups import V2019, V2022, LookupMetrics, open_lookup
 from tests.support.image_samples import index
+from tests.support.pushed_images import push
 from tests.support.registries import StandIn, auths, log_in, serve
 from winpod.images import lookup
 from winpod.images.lookup import CacheLimits
@@ -190,7 +190,7 @@ async def test_missing_image_is_a_problem(registry: str) -> None:
 
 async def test_pull_secret_is_used_only_for_its_owner(home: Path, basic_registry: str) -> None:
     log_in(home, auths(basic_registry))
-    image = await push(home, basic_registry, "private:1", "2019")
+    image = await push(home, f"{basic_registry}/private:1", "2019")
     log_in(home, {})
     async with open_lookup() as images:
         assert (await images.describe(image, [secret(basic_registry)], 5)).is_certain
@@ -269,7 +269,7 @@ async def test_credentials_of_the_operators_user_are_never_used(
     home: Path, basic_registry: str
 ) -> None:
     log_in(home, auths(basic_registry))
-    image = await push(home, basic_registry, "own:1", "2019")
+    image = await push(home, f"{basic_registry}/own:1", "2019")
     async with open_lookup() as images:
         denied = await images.describe(image, (), 5)
         assert denied.image is None

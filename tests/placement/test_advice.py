@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.placement.test_evaluator_properties import classes, fleets, images, pods
 from tests.support.placement_nodes import (
     CONTAINERD,
     OS_TAINT,
@@ -16,6 +15,7 @@ from tests.support.placement_nodes import (
     pod,
     runtime_class,
 )
+from tests.support.placement_strategies import classes, fleets, images, pods
 from winpod.placement.advice import FitScenario, advise, cheapest_fix
 from winpod.placement.evaluator import Cluster
 from winpod.placement.model import Node, NodeSelectorRequirement, Pod, RuntimeClass

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.placement_nodes import (
     CONTAINERD,
+    NAMED_B,
     OS_TAINT,
     amounts,
     image,
@@ -75,7 +76,6 @@ def test_configured_handler_uses_its_guest_build() -> None:
 
 HYPERV_2019 = runtime_class("hv", "runhcs-wcow-hypervisor-17763")
 HYPERV_OWN = runtime_class("own", "runhcs-wcow-hypervisor")
-FIELDS = Term((), (NodeSelectorRequirement("metadata.name", "In", ("b",)),))
 
 CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
     "newer image": (
@@ -295,7 +295,7 @@ CASES: dict[str, tuple[Pod, Node, dict[str, Any], Outcome, Cause, str]] = {
         "required node affinity is pool In [x, y]",
     ),
     "affinity by name": (
-        pod(affinity=(FIELDS,)),
+        pod(affinity=(NAMED_B,)),
         node("a"),
         {},
         Outcome.BLOCKED,
@@ -460,7 +460,7 @@ RUNS: dict[str, tuple[Pod, Node, dict[str, Any]]] = {
         {},
     ),
     "affinity, one of two terms": (
-        pod(affinity=(Term((NodeSelectorRequirement("pool", "Exists"),)), FIELDS)),
+        pod(affinity=(Term((NodeSelectorRequirement("pool", "Exists"),)), NAMED_B)),
         node("b"),
         {},
     ),

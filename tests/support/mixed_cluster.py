@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.instances.operator.test_inventory_watcher import machine, machines_path, set_entries
+from tests.support.instance_inventory import machine, machines_path, set_entries
 from tests.support.instance_operator import PATH, OperatorHarness
 from tests.support.memory_api import MemoryApi
 from winpod.instances.cluster.nodes import NODES

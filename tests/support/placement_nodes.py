@@ -5,7 +5,15 @@ from decimal import Decimal
 from typing import Any
 
 from winpod.field_reader import Quantities
-from winpod.placement.model import Node, Pod, RuntimeClass, Taint, Toleration
+from winpod.placement.model import (
+    Node,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Pod,
+    RuntimeClass,
+    Taint,
+    Toleration,
+)
 from winpod.quantities import parse_quantity
 from winpod.windows.builds import parse_build
 from winpod.windows.handlers import BUILTIN_HANDLERS, HYPERVISOR_HANDLER, PROCESS_HANDLER
@@ -14,6 +22,8 @@ from winpod.windows.platforms import Image, Manifest, Platform
 CONTAINERD = frozenset((PROCESS_HANDLER.name, HYPERVISOR_HANDLER.name))
 WINPOD = frozenset(BUILTIN_HANDLERS.named)
 OS_TAINT = Taint("os", "windows", "NoSchedule")
+NAMED_B = NodeSelectorTerm((), (NodeSelectorRequirement("metadata.name", "In", ("b",)),))
+"""Selects the node named b by its field."""
 
 
 def amounts(**texts: str) -> Quantities:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightkube.models import core_v1 as v1
 
-from tests.cri.test_container_lifecycle import Node
+from tests.support.cri_node import Node
 from tests.support.known_objects import KnownObjects, node_config_in, read
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.proto import api_pb2 as api

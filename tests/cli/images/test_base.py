@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.base.test_builder import save
+from tests.support.base_records import save
 from tests.support.winpod_cli import winpod
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.instances.software.test_payload import GO_BUILD, program
+from tests.support.payloads import GO_BUILD, program
 from tests.support.winpod_cli import winpod
 from winpod.instances.software.programs import REQUIRED
 

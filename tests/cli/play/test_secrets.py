@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.play.test_command import Run, home, run
+from tests.support.play_cli import Run, home, run
 from tests.support.registries import PASSWORD, USER, auths, basic_registry, log_in
 from tests.support.winpod_cli import winpod
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cri.test_container_lifecycle import client, create, image, node, run_sandbox, start
+from tests.support.cri_node import client, create, image, node, run_sandbox, start
 from tests.support.streaming_client import StandInClient, exec_client
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError

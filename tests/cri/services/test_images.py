@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.support.pushed_images import push
 from tests.support.registries import PASSWORD, USER, auths, log_in
-from winpod.cli.main import app
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import IMAGE, CriClient, RemoteError, add_service, new_server
 from winpod.cri.services.images import ImageService
@@ -43,16 +43,6 @@ async def client(tmp_path: Path) -> AsyncIterator[CriClient]:
             yield client
             await client.close()
             await server.stop(grace=None)
-
-
-async def push(home: Path, reference: str, *versions: str) -> str:
-    content = home / "content"
-    content.mkdir(exist_ok=True)
-    (content / "app.txt").write_text("app", "utf-8")
-    builds = [option for version in versions for option in ("--os-version", version)]
-    arguments = ["image", "pack", str(content), "-t", reference, *builds]
-    await asyncio.to_thread(app, arguments, standalone_mode=False)
-    return reference
 
 
 def spec(image: str, handler: str = "") -> api.ImageSpec:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import Node, create, run_sandbox, start, status
-from tests.cri.test_handler_status import GuestBackend
+from tests.support.cri_node import Node, create, run_sandbox, start, status
+from tests.support.guest_backend import GuestBackend
+from tests.support.pushed_images import push
 from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError

@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cri.test_container_lifecycle import (
-    LoopbackNetworks,
-    Node,
-    client,
-    create,
-    image,
-    run_sandbox,
-    start,
-)
+from tests.support.cri_node import LoopbackNetworks, Node, client, create, image, run_sandbox, start
 from winpod.compute.backend import ContainerUsage
 from winpod.compute.simulated import SimulatedBackend
 from winpod.cri.proto import api_pb2 as api

@@ -1,12 +1,12 @@
 """Steps and errors of a base build, on trees of a few files. tests/e2e builds real bases."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.base_records import save, write
 from tests.support.windows_files import program
 from winpod.errors import NotFound, PermissionDenied
 from winpod.files import tree_usage
@@ -44,12 +44,6 @@ from winpod.windows.builds import parse_build
 REGISTRY = "WINE REGISTRY Version 2\n;; All keys relative to {root}\n\n#arch=win64\n\n"
 SERVICE = '[System\\\\CurrentControlSet\\\\Services\\\\{name}] 1\n"Start"=dword:00000002\n\n'
 DEVICE = '[System\\\\CurrentControlSet\\\\Enum\\\\ROOT\\\\WINE\\\\WINEBUS] 1\n"Service"="winebus"\n'
-
-
-def write(path: Path, content: str | bytes = b"") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def make_prefix(prefix: Path) -> Path:
@@ -104,21 +98,6 @@ def files_of(folder: Path) -> set[str]:
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
-
-
-def save(root: Path, name: str = "aaa111", **changes: Any) -> Path:
-    record = {
-        "built": "2026-01-02T03:04:05+00:00",
-        "recipe": "r",
-        "with32Bit": False,
-        "size": 1000,
-        "packages": {"wine64": "10.0~repack-6"},
-        "absent": ["setx"],
-        "sources": ["deb x"],
-        **changes,
-    }
-    write(root / "bases" / name / "base.json", json.dumps(record))
-    return root / "bases" / name
 
 
 def test_recipe_digest_covers_tables_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:

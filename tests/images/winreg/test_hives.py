@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.images.winreg.test_wine_registry import EMPTY, SYSTEM, USER, VERSION
 from tests.support.hivex import (
     Keys,
     empty_hive,
@@ -21,6 +20,8 @@ from tests.support.hivex import (
     with_deleted_value,
     with_key_mark,
 )
+from tests.support.registry_layers import layer
+from tests.support.wine_registry_files import EMPTY, SYSTEM, USER, VERSION
 from winpod.errors import WinpodError
 from winpod.images.errors import CorruptContent
 from winpod.images.winreg.hive_rules import RULES, HiveRule, ImportPolicy, rule_for
@@ -58,17 +59,6 @@ def registry() -> WineRegistry:
     user = RegistryFile(USER)
     user.set("Environment", {"TEMP": RegistryValue.text(r"C:\users\wine\Temp")})
     return WineRegistry(system, user, RegistryFile(EMPTY))
-
-
-def layer(place: Path, **hives: Keys | bytes) -> Path:
-    """Create an unpacked layer with the given hives."""
-    (place / "Hives").mkdir(parents=True)
-    for name, content in hives.items():
-        if isinstance(content, bytes):
-            (place / "Hives" / name).write_bytes(content)
-        else:
-            make_hive(place / "Hives" / name, content)
-    return place
 
 
 def applied(*layers: Path) -> tuple[WineRegistry, list[str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from tests.instances.operator.test_inventory_watcher import running_controller, set_entries
-from tests.instances.ssh.test_converge import DESIRED, LINE
+from tests.support.desired_instances import DESIRED, LINE
+from tests.support.dying_api import DyingApi
+from tests.support.instance_inventory import running_controller, set_entries
 from tests.support.instance_operator import NAMESPACE, PATH, FixedDesiredState, OperatorHarness
 from tests.support.memory_api import MemoryApi
 from tests.support.scripted_windows import ScriptedService, ScriptedWindows
@@ -24,35 +24,6 @@ from winpod.labels import INSTANCES_KEY_SECRET
 NAME = "127.0.0.1"
 NAT = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a02", "Name": "nat", "Type": "nat"}
 OLD = {"ID": "0e2c52cf-6a6b-4c5e-9d2a-1b1f0c4f5a01", "Name": "winpod", "Type": "overlay"}
-
-
-class DyingApi(MemoryApi):
-    """API of one operator process on a store that outlives it; fails after the last write."""
-
-    def __init__(self, store: MemoryApi, writes: int) -> None:
-        super().__init__()
-        self.store = store
-        self.writes_left = writes
-        self.died = asyncio.Event()
-
-    async def request(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
-        await self._alive()
-        answer = await self.store.request(method, path, body, **more)
-        if method != "GET":
-            self.writes_left -= 1
-            if self.writes_left == 0:
-                self.died.set()
-        await self._alive()
-        return answer
-
-    async def watch(self, kind: Any, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
-        async for change in self.store.watch(kind, path, params):
-            await self._alive()
-            yield change
-
-    async def _alive(self) -> None:
-        if self.died.is_set():
-            await asyncio.Future()
 
 
 @asynccontextmanager

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.instances.operator.test_crash_recovery import DyingApi
-from tests.instances.operator.test_inventory_watcher import FORBIDDEN, machines_path, until
+from tests.support.dying_api import DyingApi
+from tests.support.instance_inventory import FORBIDDEN, machines_path, until
 from tests.support.mixed_cluster import LEFT, SETS, MixedCluster, OperatorProcess, running_operator
 from winpod.instances.planner.next_action import Action
 

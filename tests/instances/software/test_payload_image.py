@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.instances.software.test_payload import GO_BUILD, program
+from tests.support.payloads import GO_BUILD, program
 from winpod.errors import InvalidInput
 from winpod.images.layout import write_image
 from winpod.images.pack import PackConfig, pack, read_content

@@ -13,12 +13,13 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from tests.support.desired_instances import DESIRED, LINE
 from tests.support.scripted_windows import ScriptedService, ScriptedWindows
 from tests.support.ssh_server import SHORT, SshServer, ssh_server
 from winpod.errors import InvalidInput, WinpodError
 from winpod.instances.errors import ContainerdNotRunning, InstanceUnreachable, StepFailed
 from winpod.instances.operator.conditions import reason_of
-from winpod.instances.planner.desired import DesiredService, DesiredState, inline_file
+from winpod.instances.planner.desired import DesiredState
 from winpod.instances.planner.steps import StepKind
 from winpod.instances.ssh.converge import converge, plan, plan_removal, read_state, remove
 from winpod.instances.ssh.host import CommandTimeout, SshHost, Timeouts, TransferFailed
@@ -26,25 +27,6 @@ from winpod.instances.ssh.reboot import RebootTimeout
 from winpod.instances.ssh.scripts import UnexpectedOutput
 
 Fault = Callable[[ScriptedWindows, SshServer, str], Awaitable[tuple[bytes, bytes, int] | None]]
-LINE = r'"C:\k\bin\kubelet.exe" --label="a b" --100%done --and=&|<>^'
-DESIRED = DesiredState(
-    version="1.0.0",
-    features=("Containers",),
-    directories=(r"C:\k", r"C:\k\bin", r"C:\k\containerd", r"C:\var", r"C:\var\log"),
-    managed_directories=(r"C:\k\bin", r"C:\k\containerd"),
-    files=(
-        inline_file(r"C:\k\bin\containerd.exe", b"containerd", ("containerd",)),
-        inline_file(r"C:\k\bin\crictl.exe", b"crictl"),
-        inline_file(r"C:\k\containerd\secret", b"s3cret", is_secret=True),
-        inline_file(r"C:\k\winpod-version", "1.0.0"),
-    ),
-    services=(
-        DesiredService("containerd", r"C:\k\bin\containerd.exe --run-service"),
-        DesiredService("kubelet", LINE, ("containerd",), "The kubelet", (10_000,), 300),
-    ),
-    networks=("winpod",),
-    images=("registry.example/pause:1",),
-)
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import Node, create, run_sandbox, start
+from tests.support.cri_node import Node, create, run_sandbox, start
+from tests.support.pushed_images import push
 from tests.support.small_node import pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient, RemoteError

@@ -19,8 +19,8 @@ from aiohttp import ClientSession, TCPConnector, web
 from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cri.services.test_images import push
 from tests.support.known_objects import read
+from tests.support.pushed_images import push
 from tests.support.small_node import SmallNode, pod_of, pulled, small_node
 from tests.support.streaming_client import StandInClient, exec_client
 from winpod.clock import utc_now

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.operator.admission.test_review import (
+from tests.support.admission_reviews import (
     B2019,
     B2022,
     B2025,

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from tests.operator.admission.test_tls import API_SERVERS, STRANGERS, client_certificate
+from tests.support.client_certificates import API_SERVERS, STRANGERS, client_certificate
 from tests.support.fake_api_server import reached
 from winpod.operator.admission.metrics import AdmissionMetrics
 from winpod.operator.admission.server import WebhookOptions, WebhookServer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.upgrade.test_plan import (
+from tests.support.upgrade_clusters import (
     B2019,
     BOTH,
     OF_WINDOWS,

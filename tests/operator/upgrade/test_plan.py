@@ -6,6 +6,23 @@ from typing import Any
 
 import pytest
 
+from tests.support.upgrade_clusters import (
+    B2019,
+    B2022,
+    B2025,
+    BOTH,
+    BUILD,
+    GUEST_2019,
+    OF_WINDOWS,
+    OLD_ONLY,
+    PROCESS,
+    UPGRADE,
+    WIN_2019,
+    WIN_2022,
+    labels,
+    node,
+    workload,
+)
 from winpod.errors import InvalidInput
 from winpod.operator.upgrade.moves import (
     MoveOutcome,
@@ -22,28 +39,10 @@ from winpod.operator.upgrade.spec import (
     read_spec,
     write_spec,
 )
-from winpod.placement.model import Node, Pod, Taint
+from winpod.placement.model import Node, Taint
 from winpod.windows.builds import parse_build
-from winpod.windows.platforms import Image, Manifest, Platform
 
-B2019, B2022, B2025 = "10.0.17763", "10.0.20348", "10.0.26100"
-PROCESS, GUEST_2019 = "runhcs-wcow-process", "runhcs-wcow-hypervisor-17763"
-BUILD = "node.kubernetes.io/windows-build"
 OSVERSION = "beta.kubernetes.io/osversion"
-
-
-def labels(build: str) -> dict[str, str]:
-    return {"kubernetes.io/os": "windows", "kubernetes.io/arch": "amd64", BUILD: build}
-
-
-def node(name: str, build: str, *handlers: str, runtime: str = "winpod", **more: Any) -> Node:
-    return Node(
-        name,
-        tuple(sorted((labels(build) | more.pop("labels", {})).items())),
-        handlers=frozenset((PROCESS, *handlers)),
-        runtime=runtime,
-        **more,
-    )
 
 
 def runtime_class(name: str, build: str, handler: str = PROCESS, **more: Any) -> dict[str, Any]:
@@ -57,43 +56,16 @@ def runtime_class(name: str, build: str, handler: str = PROCESS, **more: Any) ->
     }
 
 
-def image(*builds: str) -> Image:
-    manifests = tuple(
-        Manifest(f"sha256:{b}", Platform("windows", "amd64", os_version=f"{b}.1"), 1)
-        for b in builds
-    )
-    return Image("example.test/app:1", "sha256:0", manifests)
-
-
-OLD_ONLY, BOTH, NEW_ONLY = image(B2019), image(B2019, B2022), image(B2022)
-WIN_2019, WIN_2022 = node("old", B2019), node("new", B2022)
 WIN_2022_HYPERV = node("new", B2022, GUEST_2019)
 CLASS_2019, CLASS_2022 = runtime_class("windows-2019", B2019), runtime_class("windows-2022", B2022)
 OVERHEAD = {"podFixed": {"memory": "200Mi"}}
 CLASS_HYPERV = runtime_class("windows-2019-hyperv", B2022, GUEST_2019, overhead=OVERHEAD)
 AS_IT_IS = TemplateChange()
-UPGRADE = UpgradeSpec(parse_build("2019"), parse_build("2022"), patch_workloads=True)
 SAME = replace(UPGRADE, strategy=UpgradeStrategy.SAME_CLASS)
 RESELECT = replace(UPGRADE, strategy=UpgradeStrategy.NODE_SELECTOR)
 
 
-def workload(
-    found: Image | None, *, kind: str = "Deployment", on: str = "old", **spec: Any
-) -> UpgradeWorkload:
-    spec["containers"] = [{"name": "main", "image": "app"}]
-    return UpgradeWorkload(
-        kind,
-        "shop",
-        "web",
-        Pod.from_template({"spec": spec}, every_node=kind == "DaemonSet"),
-        (WorkloadPod("web-1", "1", on, is_ready=True),),
-        1,
-        {"app": found} if found else {},
-    )
-
-
 OF_CLASS: dict[str, Any] = {"runtimeClassName": "windows-2019"}
-OF_WINDOWS: dict[str, Any] = {"nodeSelector": {"kubernetes.io/os": "windows"}}
 OF_BUILD: dict[str, Any] = {"nodeSelector": {BUILD: B2019}}
 
 

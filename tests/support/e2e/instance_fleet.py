@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from tests.instances.software.test_payload import GO_BUILD, program
 from tests.support.e2e.fake_kubelet import run_kubelet
+from tests.support.payloads import GO_BUILD, program
 from tests.support.scripted_windows import ScriptedService, ScriptedWindows
 from tests.support.ssh_server import AUTHORIZED, USER, SshServer, ssh_server
 from winpod.instances.software.payload import make_payload

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from tests.cri.test_container_lifecycle import sandbox_config
+from tests.support.cri_node import sandbox_config
 from tests.support.e2e.microvms import link_kit
 from tests.support.e2e.windows_container import link_base
 from tests.support.e2e.windows_programs import c_program, cache
