@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Taken, measure, report
 from benchmarks.windows_layers import write_layers
-from winpod.images.layers import unpack_layer
+from winpod.images.layers.unpack import unpack_layer
 
 SIZE = 1 << 30
 ROUNDS = 3

@@ -7,7 +7,7 @@ from tests.support.e2e.windows_container import Container, container
 from tests.support.layer_archives import archive, file, folder, link, unpack
 
 from winpod.images.base.builder import Base
-from winpod.images.layers import NameMap
+from winpod.images.layers.names import NameMap
 from winpod.windows.builds import parse_build
 
 LOWER = archive(

@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.registries import program
-from winpod.images.layers import (
-    NameMap,
-    UnpackedLayer,
-    UnpackLimits,
-    overlay_lowerdirs,
-    unpack_layer,
-)
+from winpod.images.layers.names import NameMap
+from winpod.images.layers.overlay import overlay_lowerdirs
+from winpod.images.layers.tree import UnpackedLayer, UnpackLimits
+from winpod.images.layers.unpack import unpack_layer
 
 TIME = 1_600_000_000
 

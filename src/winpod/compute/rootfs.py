@@ -24,7 +24,7 @@ from winpod.compute.errors import MountFailed
 from winpod.compute.spec import Mount, MountSourceKind
 from winpod.errors import InvalidInput
 from winpod.images.base.builder import Base, refuse_unsupported_program
-from winpod.images.layers import overlay_lowerdirs
+from winpod.images.layers.overlay import overlay_lowerdirs
 from winpod.windows.command_line import split
 from winpod.windows.isolation import Isolation
 from winpod.windows.paths import casefold_name, is_named_pipe

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
-from tests.cli.play.test_command import Run, home, run
+from tests.support.play_cli import Run, home, run
 from tests.support.pulls import BUILDS, until
 from tests.support.registries import PASSWORD, USER, StandIn, auths, basic_registry, log_in, serve
 from tests.support.winpod_cli import environment, winpod

@@ -6,7 +6,7 @@ import pytest
 import zstandard
 
 from tests.support.layer_archives import Item, archive, file, folder, hard_link, link
-from winpod.images.layers import is_base_layer
+from winpod.images.layers.base_layers import is_base_layer
 from winpod.images.pack import PackConfig, pack, read_content
 from winpod.windows.builds import parse_build
 

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from tests.support.layer_archives import Item, archive, file, folder, hard_link, link
 from winpod.errors import WinpodError
 from winpod.images.errors import CorruptContent
-from winpod.images.layers import NameMap, UnpackLimits, is_base_layer, unpack_layer
-from winpod.images.layers.names import relative_link, resolve_link
+from winpod.images.layers.base_layers import is_base_layer
+from winpod.images.layers.names import NameMap, relative_link, resolve_link
 from winpod.images.layers.tar import EntryType, TarStream, read_entries
+from winpod.images.layers.tree import UnpackLimits
+from winpod.images.layers.unpack import unpack_layer
 
 LIMITS = UnpackLimits(size=1 << 20, entries=200, depth=12, path=600)
 EXAMPLES = int(os.environ.get("WINPOD_FUZZ_EXAMPLES", "150"))

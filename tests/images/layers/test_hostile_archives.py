@@ -16,7 +16,7 @@ import pytest
 from tests.support.layer_archives import Item, archive, file, folder, found, hard_link, link, unpack
 from winpod.errors import WinpodError
 from winpod.images.errors import CorruptContent, LimitExceeded
-from winpod.images.layers import UnpackLimits
+from winpod.images.layers.tree import UnpackLimits
 
 SMALL = UnpackLimits(size=2 << 20, entries=1000, depth=20, path=1000)
 
@@ -435,7 +435,7 @@ def test_decompression_bomb_is_rejected_before_it_is_unpacked(tmp_path: Path) ->
 UNPACK_A_PART = """
 import signal, sys
 from pathlib import Path
-from winpod.images.layers import unpack_layer
+from winpod.images.layers.unpack import unpack_layer
 def chunks():
     data = Path(sys.argv[1]).read_bytes()
     for at in range(0, int(len(data) * float(sys.argv[3])), 4096):

@@ -14,7 +14,8 @@ from tests.support.layer_archives import (
     merged,
     unpack,
 )
-from winpod.images.layers import NameMap, overlay_lowerdirs
+from winpod.images.layers.names import NameMap
+from winpod.images.layers.overlay import overlay_lowerdirs
 
 
 def layers(workspace: Path, *contents: list[Item], names: NameMap | None = None) -> list[Path]:

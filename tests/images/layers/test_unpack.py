@@ -24,8 +24,7 @@ from tests.support.layer_archives import (
     unpack,
 )
 from winpod.images.errors import CorruptContent
-from winpod.images.layers import NameMap
-from winpod.images.layers.names import relative_link, resolve_link
+from winpod.images.layers.names import NameMap, relative_link, resolve_link
 
 LAYER = archive(
     folder("Files"),
@@ -454,7 +453,7 @@ def test_write_error_stops_reading(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from winpod.images.layers import unpack_layer
+from winpod.images.layers.unpack import unpack_layer
 from winpod.errors import WinpodError
 try:
     unpack_layer([sys.stdin.buffer.read()], Path(sys.argv[1]), compression="none")

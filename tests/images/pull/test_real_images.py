@@ -34,8 +34,7 @@ from tests.support.windows_images import (
 )
 from winpod.config import BaseLayerPolicy, ImageSettings
 from winpod.images.errors import CorruptContent, LimitExceeded
-from winpod.images.layers import is_base_layer
-from winpod.images.layers.base_layers import count_base_layers
+from winpod.images.layers.base_layers import count_base_layers, is_base_layer
 from winpod.images.layout import write_image
 from winpod.images.manifests import OCI_MANIFEST, Descriptor, ImageBundle
 from winpod.images.pull.singleflight import LayerProgress, LayerState

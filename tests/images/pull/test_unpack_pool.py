@@ -22,7 +22,7 @@ from tests.support.pulls import FORK, pull_alone, pull_as, push, store, until
 from tests.support.store_invariants import check, leftovers
 from tests.support.windows_images import Layer, bundle, large_layer, layer, two_builds
 from winpod.images.errors import DiskFull
-from winpod.images.layers import unpack_layer
+from winpod.images.layers.unpack import unpack_layer
 from winpod.images.pull import unpack_worker
 from winpod.images.pull.unpack_worker import UnpackJob
 from winpod.images.references import parse_reference

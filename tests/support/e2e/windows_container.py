@@ -9,7 +9,9 @@ from pathlib import Path
 
 from winpod.images.base.build_container import BuildCommandResult, run_in_container
 from winpod.images.base.builder import Base, prepare_prefix
-from winpod.images.layers import NameMap, overlay_lowerdirs, unpack_layer
+from winpod.images.layers.names import NameMap
+from winpod.images.layers.overlay import overlay_lowerdirs
+from winpod.images.layers.unpack import unpack_layer
 from winpod.windows.builds import Build
 
 CHUNK = 1 << 20

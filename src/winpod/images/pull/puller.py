@@ -29,8 +29,7 @@ from winpod.images.errors import (
     not_pulled_error,
     store_error,
 )
-from winpod.images.layers import is_base_layer
-from winpod.images.layers.base_layers import FOREIGN_TYPES, count_base_layers
+from winpod.images.layers.base_layers import FOREIGN_TYPES, count_base_layers, is_base_layer
 from winpod.images.manifests import (
     CONFIG_LIMIT,
     MANIFEST_LIMIT,

@@ -22,7 +22,8 @@ from typing import Any
 from winpod.errors import WinpodError
 from winpod.files import tree_usage
 from winpod.images.errors import CorruptContent
-from winpod.images.layers import NameMap, unpack_layer
+from winpod.images.layers.names import NameMap
+from winpod.images.layers.unpack import unpack_layer
 
 _CHUNK = 1 << 20
 ABANDONED = 3
