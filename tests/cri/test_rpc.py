@@ -13,13 +13,14 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import (
     IMAGE,
     RUNTIME,
+    ConnectionLost,
     CriClient,
     RemoteError,
     add_service,
     function_name,
     new_server,
 )
-from winpod.errors import NotFound, Unavailable
+from winpod.errors import NotFound, Unavailable, WinpodError
 
 
 class Runtime:
@@ -28,6 +29,13 @@ class Runtime:
 
     async def container_status(self, request: api.ContainerStatusRequest) -> None:
         raise NotFound(f'there is no container "{request.container_id}".')
+
+    async def remove_container(self, request: api.RemoveContainerRequest) -> None:
+        raise WinpodError(
+            f"{request.container_id} is used.",
+            "Choose another name → 100% free.",
+            reason="NameInUse",
+        )
 
     async def stop_container(self, request: api.StopContainerRequest) -> None:
         raise RuntimeError(request.container_id)
@@ -85,6 +93,41 @@ async def test_errors_are_mapped_to_status_and_message(
     assert "Traceback" not in str(caught.value)
 
 
+async def test_errors_carry_their_reason_and_hint(client: CriClient) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await client.call("RemoveContainer", api.RemoveContainerRequest(container_id="x"))
+    error = caught.value
+    assert error.to_dict() == {
+        "reason": "NameInUse",
+        "message": "x is used.",
+        "hint": "Choose another name → 100% free.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "reason"),
+    [
+        ("ContainerStatus", api.ContainerStatusRequest(), "NotFound"),
+        ("CheckpointContainer", api.CheckpointContainerRequest(), "Unimplemented"),
+        ("ExecSync", api.ExecSyncRequest(), "CallTimedOut"),
+        ("StopContainer", api.StopContainerRequest(), "InternalError"),
+    ],
+)
+async def test_every_error_has_a_reason(
+    client: CriClient, name: str, request_: object, reason: str
+) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await client.call(name, request_)  # type: ignore[arg-type]
+    assert caught.value.reason == reason
+
+
+async def test_too_large_requests_are_reported(client: CriClient) -> None:
+    text = "x" * (17 * 1024 * 1024)
+    with pytest.raises(RemoteError, match="larger than the limit of 16 MiB") as caught:
+        await client.call("Version", api.VersionRequest(version=text))
+    assert caught.value.reason == "MessageTooLarge"
+
+
 async def test_stream_yields_messages_before_its_error(client: CriClient) -> None:
     events = client.stream("GetContainerEvents", api.GetEventsRequest())
     assert [(await anext(events)).container_id for _ in range(2)] == ["a", "b"]
@@ -138,7 +181,7 @@ async def test_runtime_that_dies_during_a_call_is_reported(tmp_path: Path) -> No
     assert server.stdout
     assert await server.stdout.readline() == b"up\n"
     client = CriClient(target)
-    with pytest.raises(RemoteError, match=r"cri\.sock exited before it responded\."):
+    with pytest.raises(ConnectionLost, match=r"to the runtime at unix:.*/cri\.sock was lost:"):
         await client.call("Version", api.VersionRequest())
     await client.close()
     await server.wait()

@@ -6,6 +6,8 @@ dependencies of `pull`.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from winpod import __version__
 from winpod.cli.extras import EXTRAS, requires_extra
-from winpod.errors import WinpodError
+from winpod.errors import ERROR_FILE_VARIABLE, WinpodError
 
 COMMANDS = {
     "check": "Check whether manifests can run on Windows nodes.",
@@ -154,12 +156,12 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except WinpodError as error:
-        print(f"winpod: {error}", file=sys.stderr)
+        _report(error)
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        print(f"winpod: {error.filename or 'stdout'}: {error.strerror}.", file=sys.stderr)
+        _report(WinpodError(f"{error.filename or 'stdout'}: {error.strerror}."))
         _drop_output()
         sys.exit(IO_ERROR)
     except SystemExit as end:
@@ -167,6 +169,14 @@ def main() -> None:
             _drop_output()
             sys.exit(BROKEN_PIPE)
         raise
+
+
+def _report(error: WinpodError) -> None:
+    """Print the error, and write it for the process that started this one in the background."""
+    print(f"winpod: {error}", file=sys.stderr)
+    if file := os.environ.get(ERROR_FILE_VARIABLE):
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps(error.to_dict()))
 
 
 def _open_output() -> None:

@@ -70,11 +70,32 @@ class MemoryInUse(WinpodError):
         )
 
 
+PROGRAM_NOT_FOUND, PROGRAM_NOT_EXECUTABLE = "ProgramNotFound", "ProgramNotExecutable"
+_NOT_FOUND_SENTENCES = {
+    2: "The system cannot find the file specified.",
+    3: "The system cannot find the path specified.",
+}
+"""Windows' error numbers of missing programs and directories, with their messages."""
+
+
+def program_start_reason(number: int) -> str:
+    """Return the reason for the Windows error number of a program that did not start."""
+    return PROGRAM_NOT_FOUND if number in _NOT_FOUND_SENTENCES else PROGRAM_NOT_EXECUTABLE
+
+
 class ProgramStartFailed(WinpodError):
-    """Windows did not start the program; the message is its own."""
+    """Windows did not start the program; the message is its own.
+
+    The reason is derived from the message, because conmon passes on only the text that wproxy
+    prints, without Windows' error number.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"hcs::System::CreateProcess: {message}")
+        is_missing = any(sentence in message for sentence in _NOT_FOUND_SENTENCES.values())
+        super().__init__(
+            f"hcs::System::CreateProcess: {message}",
+            reason=PROGRAM_NOT_FOUND if is_missing else PROGRAM_NOT_EXECUTABLE,
+        )
 
 
 class LogNotReopened(WinpodError):

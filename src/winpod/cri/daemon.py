@@ -19,7 +19,7 @@ from pathlib import Path
 
 from winpod.cri.daemonize import start_daemon
 from winpod.cri.proto import api_pb2 as api
-from winpod.cri.rpc import CriClient, RemoteError
+from winpod.cri.rpc import ConnectionLost, CriClient, NotInitialized, RemoteError
 from winpod.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
 from winpod.files import FileLock
 from winpod.windows.builds import Build, parse_build
@@ -160,12 +160,12 @@ async def _find_running(root: Path) -> ConnectedDaemon | None:
 
 
 async def _wait_ready(client: CriClient) -> None:
-    """Wait until the runtime answers; while it starts it returns UNAVAILABLE."""
+    """Wait until the runtime answers and has recovered its state."""
     while True:
         try:
             await client.call("Version", api.VersionRequest())
         except RemoteError as error:
-            if error.status.name != Unavailable.code:
+            if error.reason not in (NotInitialized.reason, ConnectionLost.reason):
                 raise
         else:
             return

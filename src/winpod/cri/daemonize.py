@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from winpod.compute.cgroups import in_own_cgroup
-from winpod.errors import Unavailable
+from winpod.errors import ERROR_FILE_VARIABLE, Unavailable
 from winpod.images.errors import DiskFull
 
 START_SECONDS = 180
@@ -25,9 +27,9 @@ async def start_daemon(
 ) -> _Client:
     """Start `winpod` with these arguments and wait until `connect` reaches the new process.
 
-    If it fails to start, its last error message is raised.
+    If it fails to start, its error is raised.
     """
-    process, offset = _start(arguments, log)
+    process = _start(arguments, log)
     try:
         async with asyncio.timeout(START_SECONDS):
             while process.poll() is None:
@@ -41,29 +43,32 @@ async def start_daemon(
             f"The disk of {log.parent} is full; the process cannot start.",
             "Free disk space, or choose another --root.",
         )
-    raise Unavailable(_last_error(log, offset) or f"The process did not start. See {log}.")
+    raise _reported_error(log) or Unavailable(f"The process did not start. See {log}.")
 
 
-def _start(arguments: Sequence[str], log: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the process. Also returns the offset of its output in the log."""
+def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     if log.exists() and log.stat().st_size > _LOG_LIMIT:
         log.unlink()
+    _error_file(log).unlink(missing_ok=True)
     with log.open("ab") as output:
-        offset = output.tell()
-        process = subprocess.Popen(  # noqa: S603 - outlives this process
+        return subprocess.Popen(  # noqa: S603 - outlives this process
             in_own_cgroup([sys.executable, "-m", "winpod", *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             cwd="/",
+            env={**os.environ, ERROR_FILE_VARIABLE: str(_error_file(log))},
         )
-    return process, offset
 
 
-def _last_error(log: Path, offset: int) -> str:
-    with log.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().decode(errors="replace").splitlines()
-    errors = [line.removeprefix("winpod: ") for line in lines if line.startswith("winpod: ")]
-    return errors[-1] if errors else ""
+def _error_file(log: Path) -> Path:
+    return log.with_suffix(".error.json")
+
+
+def _reported_error(log: Path) -> Unavailable | None:
+    """Return the error that the process wrote before it exited."""
+    try:
+        return Unavailable(**json.loads(_error_file(log).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

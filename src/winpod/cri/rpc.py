@@ -1,7 +1,8 @@
 """gRPC server and client of the two CRI services, driven by the protobuf descriptor.
 
 A service method is implemented by the function of the same name in snake case. Exceptions are
-mapped to the gRPC status of their class. No stubs are generated.
+mapped to the gRPC status of their class, and their reason and hint are sent as trailing metadata.
+No stubs are generated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache, partial
 from typing import Any, NoReturn
+from urllib.parse import quote, unquote
 
 import grpc
 import grpc.aio
@@ -30,10 +32,14 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
 )
-_MAX_MESSAGE_BYTES = 2400
+_MAX_MESSAGE_BYTES, _MAX_HINT_BYTES = 2000, 400
+_REASON, _HINT = "winpod-reason", "winpod-hint"
+"""Trailing metadata of every error that this server returns. The hint is percent-encoded."""
 _RECONNECT_MILLISECONDS = 1000
-_DISCONNECTED = ("Stream removed", "Socket closed", "Connection reset")
-"""gRPC error details if the server went away during a call."""
+_NOT_CONNECTED = (
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.CONNECTING,
+)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _log = logging.getLogger(__name__)
 
@@ -66,6 +72,26 @@ class Unimplemented(WinpodError):
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method} is not implemented by this runtime.")
+
+
+class CallTimedOut(WinpodError):
+    code = "DEADLINE_EXCEEDED"
+
+
+class DiskUnwritable(WinpodError):
+    """A disk is full or read-only."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class FileUnusable(WinpodError):
+    code = "FAILED_PRECONDITION"
+
+
+class InternalError(WinpodError):
+    """An unexpected exception, which is a bug."""
+
+    code = "INTERNAL"
 
 
 def new_server(*interceptors: grpc.aio.ServerInterceptor[Any, Any]) -> grpc.aio.Server:
@@ -154,24 +180,29 @@ async def _stream(
 
 
 async def _abort(name: str, error: Exception, context: _Context) -> NoReturn:
+    failure = _to_winpod_error(name, error)
+    metadata = [(_REASON, failure.reason)]
+    if failure.hint and len(failure.hint.encode()) <= _MAX_HINT_BYTES:
+        metadata.append((_HINT, quote(failure.hint, safe=" !#$&'()*+,/:;=?@[]")))
+    await context.abort(
+        grpc.StatusCode[failure.code], _truncate(str(failure)), trailing_metadata=tuple(metadata)
+    )
+
+
+def _to_winpod_error(name: str, error: Exception) -> WinpodError:
     if isinstance(error, WinpodError):
-        code, message = grpc.StatusCode[error.code], str(error)
-    elif isinstance(error, TimeoutError):
-        code, message = grpc.StatusCode.DEADLINE_EXCEEDED, str(error) or f"{name} timed out."
-    elif isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, error.strerror
-        message = (
-            f"{name} failed at {error.filename or 'the disk'}: {reason}. Free disk space and retry."
+        return error
+    if isinstance(error, TimeoutError):
+        return CallTimedOut(str(error) or f"{name} timed out.")
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        place = error.filename or "the disk"
+        return DiskUnwritable(
+            f"{name} failed at {place}: {error.strerror}.", "Free disk space and retry."
         )
-    elif isinstance(error, OSError) and error.filename:
-        _log.exception("%s failed", name)
-        code = grpc.StatusCode.FAILED_PRECONDITION
-        message = f"{name} failed at {error.filename}: {error.strerror}."
-    else:
-        _log.exception("%s failed", name)
-        code = grpc.StatusCode.INTERNAL
-        message = f"{name} failed with an internal error, see the runtime's log: {error!r}."
-    await context.abort(code, _truncate(message))
+    _log.error("%s failed", name, exc_info=error)
+    if isinstance(error, OSError) and error.filename:
+        return FileUnusable(f"{name} failed at {error.filename}: {error.strerror}.")
+    return InternalError(f"{name} failed with an internal error, see the runtime's log: {error!r}.")
 
 
 def _truncate(message: str) -> str:
@@ -184,11 +215,23 @@ def _truncate(message: str) -> str:
 
 
 class RemoteError(WinpodError):
-    """Error returned by the server; `status` is its gRPC status code."""
+    """Error returned by the server, with its gRPC status, reason and hint."""
 
-    def __init__(self, status: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self, status: grpc.StatusCode, message: str, hint: str = "", *, reason: str = ""
+    ) -> None:
+        super().__init__(message, hint, reason=reason)
         self.status = status
+
+
+class ConnectionLost(RemoteError):
+    """The server exited, or closed the connection, before it responded."""
+
+    def __init__(self, target: str, details: str) -> None:
+        super().__init__(
+            grpc.StatusCode.UNAVAILABLE,
+            f"the connection to the runtime at {target} was lost: {details}.",
+        )
 
 
 class CriClient:
@@ -232,21 +275,24 @@ class CriClient:
             raise self._to_error(name, error) from error
 
     def _to_error(self, name: str, error: grpc.aio.AioRpcError) -> WinpodError:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not _is_from_server(error):
+        """Convert an error. Those without a reason are of gRPC itself, or of another runtime."""
+        trailing: Any = error.trailing_metadata()  # an iterable of pairs
+        metadata = dict(trailing or ())
+        status, message = error.code(), error.details() or str(error.code())
+        if reason := metadata.get(_REASON):
+            hint = unquote(str(metadata.get(_HINT, "")))
+            message = message.removesuffix(f" {hint}")
+            return RemoteError(status, message, hint, reason=str(reason))
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            too_large = MessageTooLarge(name)
+            return RemoteError(status, too_large.message, too_large.hint, reason=too_large.reason)
+        if status is not grpc.StatusCode.UNAVAILABLE:
+            return RemoteError(status, message)
+        if self._channel.get_state() in _NOT_CONNECTED:
             return Unavailable(
                 f"the runtime at {self._target} does not answer.", "Start it: winpod runtime."
             )
-        message = error.details() or str(error.code())
-        if "message larger than max" in message:
-            message = str(MessageTooLarge(name))
-        if any(text in message for text in _DISCONNECTED):
-            message = f"the runtime at {self._target} exited before it responded."
-        return RemoteError(error.code(), message)
+        return ConnectionLost(self._target, message)
 
     async def close(self) -> None:
         await self._channel.close(None)
-
-
-def _is_from_server(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the error comes from the server, and not from a failed connection."""
-    return "failed to connect" not in (error.details() or "")

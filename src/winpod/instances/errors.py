@@ -8,14 +8,22 @@ from winpod.errors import InvalidInput, PermissionDenied, Unavailable, WinpodErr
 from winpod.instances.planner.steps import Step
 
 
+def with_instance(name: str, message: str) -> str:
+    """Prefix a message with the instance, unless it has the prefix. Some errors concern all."""
+    prefix = f"{name}: "
+    return message if message.startswith(prefix) else prefix + message
+
+
 class InstanceUnsuitable(WinpodError):
     """The machine cannot become a node, whatever steps are taken."""
 
     code = "FAILED_PRECONDITION"
+    reason = "InstanceUnfit"
 
 
 class DowngradeRefused(WinpodError):
     code = "FAILED_PRECONDITION"
+    reason = "InstanceDowngradeRefused"
 
     def __init__(self, installed: str, requested: str) -> None:
         super().__init__(
@@ -27,9 +35,13 @@ class DowngradeRefused(WinpodError):
 class InvalidPayload(InvalidInput):
     """The files to install do not match the payload's list."""
 
+    reason = "InstancePayloadBad"
+
 
 class InvalidConfiguration(InvalidInput):
     """A configuration that the program would reject, or accept and ignore."""
+
+    reason = "InstanceSettingsBad"
 
 
 class InstanceUnreachable(Unavailable):
@@ -39,9 +51,13 @@ class InstanceUnreachable(Unavailable):
 class LoginRefused(PermissionDenied):
     """The instance rejects this user with this key."""
 
+    reason = "InstanceLoginRefused"
+
 
 class HostKeyChanged(PermissionDenied):
     """The host key differs: another machine answers, or the instance was reinstalled."""
+
+    reason = "InstanceHostKeyChanged"
 
 
 CONNECT_ERRORS = (InstanceUnreachable, LoginRefused, HostKeyChanged)
@@ -63,6 +79,7 @@ class StepFailed(WinpodError):
     """A step was executed, and the instance still needs it."""
 
     code = "ABORTED"
+    reason = "InstanceStepFailed"
 
     def __init__(self, instance: str, step: Step, found: str, advice: str) -> None:
         super().__init__(

@@ -40,11 +40,12 @@ class ApiError(WinpodError):
     """The API server rejected a request; `status` and `reason` are those of its Status."""
 
     code = "FAILED_PRECONDITION"
+    has_context = False
+    """Whether the message names the action that failed."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message, reason=reason)
         self.status = status
-        self.reason = reason
 
     @property
     def is_not_found(self) -> bool:
@@ -58,6 +59,17 @@ class ApiError(WinpodError):
     @property
     def is_conflict(self) -> bool:
         return self.status == 409
+
+
+def forbidden_labels(error: WinpodError) -> set[str]:
+    """Return the labels that the NodeRestriction admission plugin does not let a node set.
+
+    They are parsed from the plugin's message, because its Status names them nowhere else.
+    """
+    if not (isinstance(error, ApiError) and error.is_forbidden):
+        return set()
+    _, found, names = error.message.partition("not allowed to set the following labels: ")
+    return {name.strip() for name in names.rstrip(".").split(",")} if found else set()
 
 
 @dataclass(frozen=True, slots=True)

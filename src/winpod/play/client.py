@@ -28,10 +28,14 @@ _MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 class PlayRequestFailed(WinpodError):
-    """An error returned by the play daemon, with its message and hint."""
+    """An error returned by the play daemon, with its reason, message and hint."""
 
     def __init__(self, reply: Document) -> None:
-        super().__init__(reply.get("sentence", "The request failed."), reply.get("advice", ""))
+        super().__init__(
+            reply.get("message", "The request failed."),
+            reply.get("hint", ""),
+            reason=reply.get("reason", ""),
+        )
 
 
 class PlayClient:

@@ -86,7 +86,7 @@ async def _run(control_plane: ControlPlane, emulation: bool) -> None:
 
 
 class PlayApi:
-    """HTTP handlers. A WinpodError is returned with its message and hint."""
+    """HTTP handlers. A WinpodError is returned with its reason, message and hint."""
 
     def __init__(self, control_plane: ControlPlane, emulation: bool) -> None:
         self._control_plane = control_plane
@@ -126,7 +126,7 @@ class PlayApi:
         try:
             return await handler(request)
         except WinpodError as error:
-            return web.json_response(_to_error(error), status=400)
+            return web.json_response(error.to_dict(), status=400)
         finally:
             self._active_requests -= 1
             self._last_request_end = asyncio.get_running_loop().time()
@@ -210,15 +210,11 @@ async def _result(work: asyncio.Task[_ApplyResult]) -> Document:
     try:
         changes, notes = await work
     except WinpodError as error:
-        return {"type": "error", **_to_error(error)}
+        return {"type": "error", **error.to_dict()}
     except Exception:
         _log.exception("Apply failed")
         return {"type": "error"}
     return {"type": "applied", "changes": _to_rows(changes), "notes": notes}
-
-
-def _to_error(error: WinpodError) -> Document:
-    return {"sentence": error.message, "advice": error.hint}
 
 
 def _to_rows(changes: Iterable[AppliedChange]) -> list[list[str]]:

@@ -79,6 +79,8 @@ async def test_attach_failure_is_reported(server: StreamingServer) -> None:
     async with exec_client(url, "stdout") as (client, ids):
         status = status_of(await client.collect(), ids)
     assert "error attaching to container: There is no container elsewhere." in status["message"]
+    cause = {"reason": "NotFound", "message": "There is no container elsewhere."}
+    assert status["details"]["causes"][1] == cause
 
 
 async def test_terminal_is_resized(server: StreamingServer) -> None:

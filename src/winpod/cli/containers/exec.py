@@ -30,8 +30,6 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.streaming.client import SessionFailed, open_session
 from winpod.errors import InvalidInput
 
-_FAILED = "error executing command in container: "
-
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
@@ -96,7 +94,7 @@ def command(
             try:
                 return session.exit_code
             except SessionFailed as error:
-                raise SessionFailed(f"{line[0]}: {str(error).removeprefix(_FAILED)}") from None
+                raise SessionFailed(f"{line[0]}: {error}", reason=error.reason) from None
 
     with docker_exit_codes():
         if tty and not detach:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import typer
 
 from winpod.cli.containers.targets import exit_code
+from winpod.compute.errors import PROGRAM_NOT_EXECUTABLE, PROGRAM_NOT_FOUND
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.cri.streaming.api import CHUNK, StreamTerminalSize
@@ -139,7 +140,8 @@ async def _forward_stdin(session: Session, detach_keys: bytes, detached: asyncio
 
 STOP_SECONDS = 10
 DETACHED = 0
-_FAILED, _CANNOT_RUN, _NO_SUCH_PROGRAM = 125, 126, 127
+_FAILED = 125
+_EXIT_CODES = {PROGRAM_NOT_EXECUTABLE: 126, PROGRAM_NOT_FOUND: 127}
 
 
 async def run_in_foreground(
@@ -198,13 +200,7 @@ def docker_exit_codes() -> Iterator[None]:
         yield
     except WinpodError as error:
         print(f"winpod: {error}", file=sys.stderr)
-        raise typer.Exit(_exit_code_for(str(error))) from None
-
-
-def _exit_code_for(message: str) -> int:
-    if "cannot find the file" in message or "cannot find the path" in message:
-        return _NO_SUCH_PROGRAM
-    return _CANNOT_RUN if "CreateProcess" in message else _FAILED
+        raise typer.Exit(_EXIT_CODES.get(error.reason, _FAILED)) from None
 
 
 def to_shell_exit_code(code: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from winpod.cli.options import Format, human_size, print_table
+from winpod.instances.errors import with_instance
 from winpod.instances.planner.state import CONTAINERD, DOCKER, KUBELET, InstanceState
 from winpod.instances.planner.steps import Step
 from winpod.instances.standalone.parallel import InstanceResult
@@ -24,9 +25,7 @@ def print_failures(results: Iterable[InstanceResult[Any]]) -> int:
     """Print the errors on stderr and return the exit code."""
     failures = [result for result in results if result.failure]
     for result in failures:
-        message = str(result.failure)
-        prefix = "" if message.startswith(f"{result.name}:") else f"{result.name}: "
-        print(f"winpod: {prefix}{message}", file=sys.stderr)
+        print(f"winpod: {with_instance(result.name, str(result.failure))}", file=sys.stderr)
     return FAILED if failures else 0
 
 

@@ -50,6 +50,7 @@ from winpod.compute.errors import (
     PrerequisiteMissing,
     SiloFailed,
     WindowsError,
+    program_start_reason,
 )
 from winpod.compute.guest_identity import hostname_values, registry_changes, resolv_conf
 from winpod.compute.isolation_driver import IsolationDriver
@@ -412,9 +413,10 @@ class WineBackend:
         """If Windows refuses a program, check whether the base cannot run it, and say why."""
         try:
             yield
-        except WindowsError:
+        except WindowsError as error:
             if drive := self._driver(folder).rootfs_path(folder):
                 refuse_unsupported_binary(self._base, drive, program)
+            error.reason = program_start_reason(error.number)
             raise
 
     async def attach(self, container: str, *, stdin: bool) -> AttachedStreams:

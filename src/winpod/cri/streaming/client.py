@@ -25,7 +25,7 @@ _KEEP_ALIVE_SECONDS = 1800.0
 
 
 class SessionFailed(WinpodError):
-    """The runtime reported an error; the message is the runtime's."""
+    """The runtime reported an error; the message and the reason are the runtime's."""
 
 
 class SessionLost(Unavailable):
@@ -94,11 +94,14 @@ class Session:
             raise SessionLost
         if self._status.get("status") == "Success":
             return 0
+        cause: dict[str, Any] = {}
         for cause in (self._status.get("details") or {}).get("causes") or ():
             if cause.get("reason") == "ExitCode":
                 return int(cause["message"])
-        message = str(self._status.get("message", "The runtime gave no reason."))
-        raise SessionFailed(message.removeprefix("Internal error occurred: "))
+        message = cause.get("message") or self._status.get("message")
+        raise SessionFailed(
+            str(message or "The runtime gave no reason."), reason=str(cause.get("reason", ""))
+        )
 
 
 @asynccontextmanager

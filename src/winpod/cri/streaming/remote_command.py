@@ -122,16 +122,26 @@ def exit_status(command: tuple[str, ...], code: int) -> Status:
     }
 
 
-def failure_status(message: str) -> Status:
-    """Return the status of a command that failed to run."""
+def failure_status(attempt: str, error: WinpodError) -> Status:
+    """Return the status of a failed attempt, as the kubelet does. The second cause is an addition.
+
+    Its reason is that of the error. Clients other than winpod ignore it.
+    """
+    message = f"{attempt}: {error}"
     return {
         "metadata": {},
         "status": "Failure",
         "message": f"Internal error occurred: {message}",
         "reason": "InternalError",
-        "details": {"causes": [{"message": message}]},
+        "details": {
+            "causes": [{"message": message}, {"reason": error.reason, "message": str(error)}]
+        },
         "code": 500,
     }
+
+
+_STREAM_CLOSED = WinpodError("the client closed a required stream.", reason="StreamClosed")
+_INTERNAL_ERROR = WinpodError("internal error, see the runtime's log.", reason="InternalError")
 
 
 def encode_status(status: Status, version: int) -> bytes:
@@ -263,18 +273,19 @@ async def _serve(
 
 async def _run(backend: StreamingBackend, request: CommandRequest, io: ClientStreams) -> Status:
     verb = "executing command in" if isinstance(request, ExecRequest) else "attaching to"
+    attempt = f"error {verb} container"
     try:
         if isinstance(request, ExecRequest):
             code = await backend.exec(request.container_id, request.command, io, tty=request.tty)
             return exit_status(request.command, code)
         await backend.attach(request.container_id, io, tty=request.tty)
     except WinpodError as error:
-        return failure_status(f"error {verb} container: {error}")
+        return failure_status(attempt, error)
     except ConnectionError:
-        return failure_status(f"error {verb} container: the client closed a required stream.")
+        return failure_status(attempt, _STREAM_CLOSED)
     except Exception:
         log.exception("Error %s container %s", verb, request.container_id)
-        return failure_status(f"error {verb} container: internal error, see the runtime's log.")
+        return failure_status(attempt, _INTERNAL_ERROR)
     return SUCCESS
 
 

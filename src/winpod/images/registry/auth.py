@@ -261,7 +261,7 @@ async def _run_helper(helper: str, key: str, config: Path) -> Credential | None:
         ) from None
     if done.code:
         message = (done.output or done.errors).decode(errors="replace").strip()
-        if "not found" in message.lower():
+        if message == _CREDENTIALS_NOT_FOUND:
             return None
         raise InvalidInput(f"The credential helper {program} failed for {key}: {message}.")
     answer = _object(done.output, f"The output of {program}")
@@ -270,6 +270,9 @@ async def _run_helper(helper: str, key: str, config: Path) -> Credential | None:
         return Credential(identity_token=secret)
     return Credential(username, secret) if username else None
 
+
+_CREDENTIALS_NOT_FOUND = "credentials not found in native keychain"
+"""Output of a helper without the credentials, defined by the protocol of docker's helpers."""
 
 DEFAULT_TOKEN_SECONDS = 60.0
 TOKEN_LIMIT = 1 << 20

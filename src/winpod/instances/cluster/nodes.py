@@ -222,10 +222,11 @@ def api_error_context(instance: str, action: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        prefix = f"{instance}: could not "
-        if not error.message.startswith(prefix):
+        if not error.has_context:
+            error.has_context = True
             error.message = (
-                f"{prefix}{action}: expected the API server to allow it, found that {error.message}"
+                f"{instance}: could not {action}: expected the API server to allow it, found that "
+                f"{error.message}"
             )
         error.hint = error.hint or _ADVICE
         raise

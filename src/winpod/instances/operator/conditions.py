@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 
@@ -30,23 +30,21 @@ class InstancePhase(StrEnum):
 
 REACHABLE, CONFIGURED = "Reachable", "Configured"
 CONTAINERD_RUNNING, NODE_READY, ENTRY_GOOD = "ContainerdRunning", "NodeReady", "EntryUnderstood"
-CONTAINERD_NOT_RUNNING = "ContainerdNotRunning"
-_REASONS: Mapping[type[WinpodError], str] = {
-    errors.InstanceUnreachable: "InstanceUnreachable",
-    errors.LoginRefused: "InstanceLoginRefused",
-    errors.HostKeyChanged: "InstanceHostKeyChanged",
-    errors.DowngradeRefused: "InstanceDowngradeRefused",
-    errors.InstanceUnsuitable: "InstanceUnfit",
-    errors.InvalidPayload: "InstancePayloadBad",
-    errors.InvalidConfiguration: "InstanceSettingsBad",
-    errors.ContainerdNotRunning: CONTAINERD_NOT_RUNNING,
-    errors.StepFailed: "InstanceStepFailed",
-}
+CONTAINERD_NOT_RUNNING = errors.ContainerdNotRunning.reason
+_WITH_REASON = (
+    *errors.CONNECT_ERRORS,
+    errors.DowngradeRefused,
+    errors.InstanceUnsuitable,
+    errors.InvalidPayload,
+    errors.InvalidConfiguration,
+    errors.StepFailed,
+)
+"""Errors whose reason is a reason of conditions and events."""
 _FAILED = "InstanceFailed"
 
 
 def reason_of(error: WinpodError) -> str:
-    return next((name for kind, name in _REASONS.items() if isinstance(error, kind)), _FAILED)
+    return error.reason if isinstance(error, _WITH_REASON) else _FAILED
 
 
 def instance_event(instance: WindowsInstance, reason: str, message: str, *, is_bad: bool) -> Event:

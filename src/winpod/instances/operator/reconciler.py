@@ -16,7 +16,12 @@ from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.instances.cluster.nodes import api_error_context, subnet_of
 from winpod.instances.cluster.resource import InstanceStatus, WindowsInstance
-from winpod.instances.errors import CONNECT_ERRORS, InstanceBusy, InstanceUnreachable
+from winpod.instances.errors import (
+    CONNECT_ERRORS,
+    InstanceBusy,
+    InstanceUnreachable,
+    with_instance,
+)
 from winpod.instances.operator.actions import (
     ActionContext,
     ActionRunner,
@@ -163,9 +168,9 @@ class InstanceReconciler:
 
 
 def _failure_message(instance: WindowsInstance, error: WinpodError) -> str:
-    """Return the error prefixed with the instance; some errors concern all instances."""
+    """Return the error prefixed with the instance."""
     name, message = instance.name, str(error)
     if instance.is_deleting and isinstance(error, CONNECT_ERRORS):
         command = f"kubectl -n {instance.metadata.namespace} annotate windowsinstance {name}"
         message += f" If it is gone for good, release it: {command} {STOP_MANAGING_ANNOTATION}=true"
-    return message if message.startswith(f"{name}:") else f"{name}: {message}"
+    return with_instance(name, message)

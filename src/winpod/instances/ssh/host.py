@@ -90,6 +90,8 @@ NEW_FILE_SUFFIX = ".winpod-new"
 class CommandTimeout(InstanceUnreachable):
     """A command timed out; `output` is what it had printed until then."""
 
+    reason = InstanceUnreachable.reason
+
     def __init__(self, instance: str, seconds: float, command_line: str, output: str) -> None:
         super().__init__(
             f"{instance}: `{command_line[:120]}` timed out after {seconds:.0f} seconds.",

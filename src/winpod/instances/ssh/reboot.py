@@ -21,6 +21,8 @@ ProgressCallback = Callable[[str], None]
 class RebootTimeout(InstanceUnreachable):
     """An instance did not restart, or did not come back."""
 
+    reason = InstanceUnreachable.reason
+
 
 async def reboot(host: SshHost, progress: ProgressCallback) -> str:
     before, timeouts = await boot_time(host), host.timeouts

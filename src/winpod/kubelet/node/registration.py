@@ -23,7 +23,7 @@ from winpod.clock import utc_now
 from winpod.concurrency import Backoff
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import WinpodError
-from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.client import ApiClient, ApiError, forbidden_labels
 from winpod.kubelet.node.node_status import (
     MachineInfo,
     RuntimeFindings,
@@ -109,8 +109,7 @@ class NodeRegistration:
 
     def _drop_forbidden_labels(self, error: WinpodError) -> bool:
         """Drop labels that the node may not set on itself; return whether any were dropped."""
-        _, sign, names = error.message.partition("not allowed to set the following labels: ")
-        refused = {name.strip() for name in names.rstrip(".").split(",")} if sign else set()
+        refused = forbidden_labels(error)
         own = self._node_config.labels
         left = {name: text for name, text in own.items() if name not in refused}
         if left == own:

@@ -7,7 +7,7 @@ const KIND = {
   "runs": "good", "waits": "wait", "unknown": "wait", "may-fail": "wait",
   "cannot-run": "bad", "retired": "bad", "contradicts": "bad",
 };
-const STEP_KIND = { Done: "good", Running: "wait", Failed: "bad" };
+const STEP_KIND = { Done: "good", Running: "wait", Undoing: "wait", Failed: "bad" };
 const PHASE_KIND = { Done: "good", Running: "wait", Undoing: "wait", Blocked: "bad", Undone: "wait" };
 
 const at = (id) => document.getElementById(id);

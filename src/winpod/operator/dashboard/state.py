@@ -25,7 +25,7 @@ MAX_NAMES = 5
 MAX_UPGRADES = 10
 MAX_STEPS = 50
 _CONTEXT_STEPS = 10
-_OPEN = ("Pending", "Running", "Failed")
+_OPEN = ("Pending", "Running", "Failed", "Undoing")
 _NEEDS_ATTENTION = (
     ReviewOutcome.CANNOT_RUN,
     ReviewOutcome.RETIRED,

@@ -22,7 +22,7 @@ from winpod.operator.upgrade.resource import (
 
 RUNNING, BLOCKED, UNDOING, UNDONE, DONE = "Running", "Blocked", "Undoing", "Undone", "Done"
 PENDING, SETTLED = "Pending", (UNDONE, DONE)
-_STARTED = (RUNNING, DONE, "Failed")
+_STARTED = (RUNNING, DONE, "Failed", UNDOING)
 _AFTER_ALL_MOVED = (UpgradeStepKind.MARK_NODE, UpgradeStepKind.REMOVE_NODE)
 _UNDO_ORDER = (
     UpgradeStepKind.CORDON,
@@ -192,7 +192,7 @@ def node_states(status: UpgradeStatus) -> list[NodeRecord]:
     states = {node.name: "in use" for node in status.nodes}
     for step in status.steps:
         if step.target in states and (state := _NODE_STATES.get(UpgradeStepKind(step.do))):
-            if step.state == DONE:
+            if step.state in (DONE, UNDOING):
                 states[step.target] = state
             elif step.state == RUNNING and step.do == UpgradeStepKind.DRAIN:
                 states[step.target] = "draining"

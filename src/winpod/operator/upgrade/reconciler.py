@@ -173,8 +173,6 @@ class UpgradeReconciler:
             step.message = result.message
             if result.is_done:
                 step.state, step.finished_at = state, self._now()
-            elif prefix:
-                step.message = prefix + result.message
         described = done or [step for step, _ in results]
         message = (
             f"{prefix}{progress.format_steps(described)}: {described[0].message}".removesuffix(": ")
@@ -212,9 +210,9 @@ class UpgradeReconciler:
         if not batch:
             reason = upgrade.status.failure or "on request"
             return await self._settle(upgrade, progress.UNDONE, f"the upgrade was undone: {reason}")
-        pending = [step for step in batch if not step.message.startswith("undoing")]
+        pending = [step for step in batch if step.state != progress.UNDOING]
         for step in pending:
-            step.message, step.started_at = "undoing", self._now()
+            step.state, step.message, step.started_at = progress.UNDOING, "", self._now()
         self._start_timers(upgrade, batch)
         if pending:
             await self._save(upgrade, f"undoing {progress.format_steps(pending)}")
