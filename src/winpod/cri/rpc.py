@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import cache, partial
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from winpod.cri.call_log import FindSubject, log_call
 from winpod.cri.proto import api_pb2
 from winpod.errors import Unavailable, WinpodError
 
@@ -103,10 +105,12 @@ def add_service(
     service: ServiceDescriptor,
     *implementations: object,
     ready: Callable[[], bool] = lambda: True,
+    find_subject: FindSubject = lambda _sandbox, _container: {},
 ) -> None:
     """Serve every method of the service with the first implementation that has it.
 
     Other methods are Unimplemented. Calls fail with NotInitialized until `ready` returns True.
+    Every call is logged, with the fields that `find_subject` returns.
     """
     handlers = {}
     for method in service.methods:
@@ -114,7 +118,8 @@ def add_service(
             getattr(implementation, function_name(method.name), None)
             for implementation in implementations
         )
-        handlers[method.name] = _handler(method, next(filter(None, functions), None), ready)
+        dispatch = _Dispatch(method.name, next(filter(None, functions), None), ready, find_subject)
+        handlers[method.name] = _handler(method, dispatch)
     generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
     server.add_generic_rpc_handlers((generic,))
 
@@ -122,17 +127,12 @@ def add_service(
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def _handler(
-    method: MethodDescriptor, function: Any, ready: Callable[[], bool]
-) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(method: MethodDescriptor, dispatch: _Dispatch) -> grpc.RpcMethodHandler[Any, Any]:
     request = GetMessageClass(method.input_type)
     method_handler: Any = grpc.unary_unary_rpc_method_handler
-    behaviour: Any = partial(_unary, method.name, function, ready)
+    behaviour: Any = dispatch.unary
     if method.server_streaming:
-        method_handler, behaviour = (
-            grpc.unary_stream_rpc_method_handler,
-            partial(_stream, method.name, function, ready),
-        )
+        method_handler, behaviour = grpc.unary_stream_rpc_method_handler, dispatch.stream
     handler: grpc.RpcMethodHandler[Any, Any] = method_handler(
         behaviour,
         request_deserializer=request.FromString,
@@ -141,46 +141,45 @@ def _handler(
     return handler
 
 
-async def _unary(
-    name: str,
-    function: Callable[[Message], Awaitable[Message]] | None,
-    ready: Callable[[], bool],
-    request: Message,
-    context: _Context,
-) -> Message:
-    try:
-        if not ready():
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """Calls the function of a method, logs the call, and returns its error to the client."""
+
+    name: str
+    function: Callable[[Message], Any] | None
+    is_ready: Callable[[], bool]
+    find_subject: FindSubject
+
+    async def unary(self, request: Message, context: _Context) -> Message:
+        with log_call(self.name, request, self.find_subject) as call:
+            try:
+                response: Message = await self._implementation()(request)
+                if response.ByteSize() > MESSAGE_LIMIT:
+                    raise MessageTooLarge(self.name)
+            except Exception as error:
+                call.error = _to_winpod_error(self.name, error)
+                await _abort(call.error, context)
+            call.response = response
+            return response
+
+    async def stream(self, request: Message, context: _Context) -> AsyncIterator[Message]:
+        with log_call(self.name, request, self.find_subject) as call:
+            try:
+                async for message in self._implementation()(request):
+                    yield message
+            except Exception as error:
+                call.error = _to_winpod_error(self.name, error)
+                await _abort(call.error, context)
+
+    def _implementation(self) -> Callable[[Message], Any]:
+        if not self.is_ready():
             raise NotInitialized
-        if function is None:
-            raise Unimplemented(name)
-        response = await function(request)
-        if response.ByteSize() > MESSAGE_LIMIT:
-            raise MessageTooLarge(name)
-        return response
-    except Exception as error:
-        await _abort(name, error, context)
+        if self.function is None:
+            raise Unimplemented(self.name)
+        return self.function
 
 
-async def _stream(
-    name: str,
-    function: Callable[[Message], AsyncIterator[Message]] | None,
-    ready: Callable[[], bool],
-    request: Message,
-    context: _Context,
-) -> AsyncIterator[Message]:
-    try:
-        if not ready():
-            raise NotInitialized
-        if function is None:
-            raise Unimplemented(name)
-        async for message in function(request):
-            yield message
-    except Exception as error:
-        await _abort(name, error, context)
-
-
-async def _abort(name: str, error: Exception, context: _Context) -> NoReturn:
-    failure = _to_winpod_error(name, error)
+async def _abort(failure: WinpodError, context: _Context) -> NoReturn:
     metadata = [(_REASON, failure.reason)]
     if failure.hint and len(failure.hint.encode()) <= _MAX_HINT_BYTES:
         metadata.append((_HINT, quote(failure.hint, safe=" !#$&'()*+,/:;=?@[]")))

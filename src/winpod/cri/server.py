@@ -102,8 +102,14 @@ class CriServer:
             MetricsService(state, meter),
             self._exec,
         )
-        add_service(self._server, RUNTIME, *services, ready=lambda: self._ready)
-        add_service(self._server, IMAGE, images, ready=lambda: self._ready)
+        for descriptor, implementations in ((RUNTIME, services), (IMAGE, (images,))):
+            add_service(
+                self._server,
+                descriptor,
+                *implementations,
+                ready=lambda: self._ready,
+                find_subject=state.log_fields,
+            )
 
     def _on_change(self, id_: str, kind: api.ContainerEventType, sandbox: SandboxRecord) -> None:
         self._runtime.publish_event(id_, kind, sandbox)

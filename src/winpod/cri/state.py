@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
@@ -234,6 +235,22 @@ class RuntimeState:
 
     def container(self, id_: str) -> ContainerRecord:
         return _find(self.containers, id_, "container")
+
+    def log_fields(self, sandbox_id: str, container_id: str) -> dict[str, str]:
+        """Return what the log of a call says of its sandbox and container; empty if unknown."""
+        fields: dict[str, str] = {}
+        with suppress(WinpodError):
+            if container_id:
+                container = self.container(container_id)
+                sandbox_id, image = container.sandbox, container.parsed_config.image.image
+                fields |= {"container": container.id, "image": image}
+                fields |= {"container_name": container.parsed_config.metadata.name}
+            if sandbox_id:
+                sandbox = self.sandbox(sandbox_id)
+                pod = sandbox.parsed_config.metadata
+                fields |= {"pod": f"{pod.namespace}/{pod.name}", "sandbox": sandbox.id}
+                fields |= {"handler": sandbox.handler}
+        return fields
 
     def containers_of(self, sandbox: SandboxRecord) -> list[ContainerRecord]:
         return list(self._by_sandbox.get(sandbox.id, {}).values())
