@@ -1,6 +1,7 @@
 """Pods on a node, over the real CRI server, with simulated containers."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -34,6 +35,19 @@ BELOW_A_FILE = f"{__file__}/below"
 async def kubelet(node: SmallNode, client: CriClient) -> AsyncIterator[Kubelet]:
     async with node.kubelet(client) as kubelet:
         yield kubelet
+
+
+async def test_phases_are_logged_with_the_pod(
+    node: SmallNode, kubelet: Kubelet, image: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "winpod.kubelet")
+    kubelet.update_pod(pod_of(image))
+    await node.until(lambda: is_ready(node.reporter.last(UID)))
+    fields = [vars(record) for record in caplog.records if hasattr(record, "phase")]
+    assert [(line["pod"], line["phase"]) for line in fields] == [
+        ("shop/web", "Pending"),
+        ("shop/web", "Running"),
+    ]
 
 
 async def test_pod_runs_and_deletion_leaves_nothing(

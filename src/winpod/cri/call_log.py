@@ -69,8 +69,8 @@ def log_call(name: str, request: Any, find_subject: FindSubject) -> Iterator[Log
 
 
 def _request_fields(request: Any, find_subject: FindSubject) -> dict[str, Any]:
-    config = getattr(request, "config", None)
-    sandbox_config = getattr(request, "sandbox_config", config)
+    config: Any = getattr(request, "config", None)
+    sandbox_config: Any = getattr(request, "sandbox_config", config)
     pod = sandbox_config.metadata if hasattr(sandbox_config, "log_directory") else None
     container = config.metadata if hasattr(config, "command") else None
     image = getattr(request, "image", None) or getattr(config, "image", None)

@@ -40,6 +40,12 @@ def format_pod(pod: v1.Pod) -> str:
     return f"{metadata.name}_{metadata.namespace}({metadata.uid})"
 
 
+def pod_log_fields(pod: v1.Pod) -> dict[str, str]:
+    """Return the fields of log records about a pod."""
+    metadata = metadata_of(pod)
+    return {"pod": f"{metadata.namespace}/{metadata.name}", "pod_uid": metadata.uid or ""}
+
+
 def init_containers(pod: v1.Pod) -> list[v1.Container]:
     return spec_of(pod).initContainers or []
 

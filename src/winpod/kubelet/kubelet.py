@@ -20,7 +20,7 @@ from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
-from winpod.k8s.pods import is_static, metadata_of, uid_of
+from winpod.k8s.pods import format_pod, is_static, metadata_of, pod_log_fields, uid_of
 from winpod.kubelet.admission.handler import AdmissionHandler
 from winpod.kubelet.admission.predicates import AllocatedResources
 from winpod.kubelet.context import KubeletContext
@@ -267,7 +267,11 @@ class Kubelet:
                 try:
                     await self._context.volumes.refresh(worker.pod)
                 except WinpodError as error:
-                    _log.info("Failed to refresh volumes of pod %s: %s", worker.uid, error)
+                    _log.info(
+                        "Failed to refresh volumes of pod %s: %s",
+                        *(format_pod(worker.pod), error),
+                        extra=pod_log_fields(worker.pod),
+                    )
 
     async def _collect_images(self) -> None:
         await self._image_gc.collect_garbage()
@@ -287,9 +291,9 @@ class Kubelet:
             try:
                 await task()
             except (WinpodError, OSError) as error:
-                _log.warning("%s failed: %s", name, error)
+                _log.warning("Periodic task %s failed: %s", name, error, extra={"task": name})
             except Exception:
-                _log.exception("%s failed", name)
+                _log.exception("Periodic task %s failed", name, extra={"task": name})
 
 
 def _full_name(pod: v1.Pod) -> tuple[str, str]:

@@ -19,7 +19,14 @@ from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import Unavailable, WinpodError
-from winpod.k8s.pods import format_pod, grace_seconds, is_deleted, spec_of, uid_of
+from winpod.k8s.pods import (
+    format_pod,
+    grace_seconds,
+    is_deleted,
+    pod_log_fields,
+    spec_of,
+    uid_of,
+)
 from winpod.kubelet.admission.predicates import (
     AllocatedResources,
     allocate_resize,
@@ -165,11 +172,17 @@ class PodWorker:
             except StartInterrupted:
                 continue
             except WinpodError as error:
-                _log.info("Failed to sync pod %s, retrying: %s", format_pod(self.pod), error)
+                fields = pod_log_fields(self.pod) | {"reason": error.reason}
+                _log.info(
+                    "Failed to sync pod %s, retrying: %s",
+                    *(format_pod(self.pod), error),
+                    extra=fields,
+                )
                 is_unavailable = isinstance(error, Unavailable)
                 self._requeue_after(SHORT_RETRY_SECONDS if is_unavailable else RETRY_SECONDS)
             except Exception:
-                _log.exception("Error syncing pod %s", format_pod(self.pod))
+                fields = pod_log_fields(self.pod)
+                _log.exception("Error syncing pod %s", format_pod(self.pod), extra=fields)
                 self._requeue_after(RETRY_SECONDS)
             await self._sleep()
 
@@ -268,8 +281,7 @@ class PodWorker:
         if failure:
             self._is_rejected = True
             await self._context.record_event(self.pod, "Warning", failure.reason, failure.message)
-            self.status = rejected_status(self.pod, failure, self._context.clock())
-            await self._context.reporter.status(self.pod, self.status)
+            await self._report(rejected_status(self.pod, failure, self._context.clock()))
             return False
         self.is_admitted, self.allocated_resources = True, allocated_by(self.allocated_pod)
         return True
@@ -321,9 +333,19 @@ class PodWorker:
             self._context.clock(),
         )
         if status != self.status:
-            self.status = status
             self._observe_start(status)
-            await self._context.reporter.status(self.pod, status)
+            await self._report(status)
+
+    async def _report(self, status: v1.PodStatus) -> None:
+        before, self.status = self.status, status
+        if before is None or before.phase != status.phase:
+            fields = {"phase": status.phase or "", "reason": status.reason or ""}
+            _log.info(
+                "Pod %s changed from phase %s to %s",
+                *(format_pod(self.pod), before.phase if before else "Unknown", status.phase),
+                extra=pod_log_fields(self.pod) | fields,
+            )
+        await self._context.reporter.status(self.pod, status)
 
     def _observe_start(self, status: v1.PodStatus) -> None:
         """Observe the start duration once, unless the pod ran before the agent started."""

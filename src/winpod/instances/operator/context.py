@@ -53,7 +53,8 @@ class OperatorContext:
     def record_event(
         self, instance: WindowsInstance, reason: str, message: str, *, is_bad: bool = False
     ) -> None:
-        _log.info("instance %s: %s: %s", instance.name, reason, message)
+        fields = {"instance": instance.name, "reason": reason}
+        _log.info("Instance %s: %s: %s", instance.name, reason, message, extra=fields)
         self.tell_event(instance_event(instance, reason, message, is_bad=is_bad))
 
     def condition(

@@ -22,7 +22,14 @@ from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, EventRecorder, ObjectReference
-from winpod.k8s.pods import field_path, format_pod, is_deleted, metadata_of, uid_of
+from winpod.k8s.pods import (
+    field_path,
+    format_pod,
+    is_deleted,
+    metadata_of,
+    pod_log_fields,
+    uid_of,
+)
 from winpod.kubelet.interfaces import EventType
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.static_pods import is_static
@@ -157,12 +164,18 @@ class StatusManager:
                 backoff.reset()
             except Unavailable as error:
                 _log.info(
-                    "Failed to update status of pod %s, retrying: %s", format_pod(entry.pod), error
+                    "Failed to update status of pod %s, retrying: %s",
+                    *(format_pod(entry.pod), error),
+                    extra=pod_log_fields(entry.pod),
                 )
                 if await self._api.wait_before_retry(backoff.next()):
                     backoff.reset()
             except WinpodError as error:
-                _log.warning("Failed to update status of pod %s: %s", format_pod(entry.pod), error)
+                _log.warning(
+                    "Failed to update status of pod %s: %s",
+                    *(format_pod(entry.pod), error),
+                    extra=pod_log_fields(entry.pod),
+                )
                 entry.is_changed = False
             entry.is_queued = False
             if uid_of(entry.pod) in self._pods and (entry.is_changed or entry.is_gone):

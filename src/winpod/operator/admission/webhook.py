@@ -195,6 +195,10 @@ class Webhook:
             patches = self._apply_rule(mutate_pod, obj, await self._refresh_images(scope, lookups))
         if not patches:
             return _ALLOWED
+        if not review.dry_run:
+            changed = ", ".join(patch["path"] for patch in patches)
+            name = f"{review.namespace}/{_name_of(review)}"
+            _log.info("Changed pod %s: %s", name, changed, extra={"pod": name})
         patch = base64.b64encode(msgspec.json.encode(patches)).decode()
         return "filled-in", {"allowed": True, "patchType": "JSONPatch", "patch": patch}
 
@@ -290,14 +294,20 @@ class Webhook:
         return decision.outcome, answer
 
     def _record_refusal(self, review: _AdmissionRequest, decision: ReviewDecision) -> None:
-        metadata = (review.object or {}).get("metadata") or {}
-        name = metadata.get("name") or metadata.get("generateName") or ""
+        name = _name_of(review)
         refusal = RefusedReview(
             utc_now(), review.namespace, name, decision.outcome, decision.refusal
         )
         self.refusals.append(refusal)
         self._on_refusal(refusal)
-        _log.info("Rejected pod %s/%s: %s", review.namespace, name, decision.refusal)
+        name = f"{review.namespace}/{name}"
+        fields = {"pod": name, "outcome": decision.outcome}
+        _log.info("Rejected pod %s: %s", name, decision.refusal, extra=fields)
+
+
+def _name_of(review: _AdmissionRequest) -> str:
+    metadata = (review.object or {}).get("metadata") or {}
+    return metadata.get("name") or metadata.get("generateName") or ""
 
 
 def _needs_refresh(decision: ReviewDecision, lookups: ImageLookups) -> bool:

@@ -140,8 +140,6 @@ class RuntimeClassController:
 
     async def _label(self, nodes: Sequence[_ReconciledNode]) -> WinpodError | None:
         """Label nodes; return the first error, which does not stop other nodes or classes."""
-        if nodes:
-            _log.info("Setting labels of %s nodes", len(nodes))
         done = await asyncio.gather(*(self._label_node(node) for node in nodes))
         return next((error for error in done if error), None)
 
@@ -161,6 +159,7 @@ class RuntimeClassController:
             return error
         except WinpodError as error:
             return error
+        _log.info("Labelled node %s: %s", name, change.labels, extra={"node": name})
         if change.filled_in - cached.filled_in:
             subject = ObjectReference("Node", "", name, name)
             message = f"{filled} was set from the kernel version {cached.node.kernel_version}"
@@ -175,13 +174,21 @@ class RuntimeClassController:
             await _ACTIONS[change.action](self._api, change)
         except ApiError as error:
             if error.is_not_found or error.is_conflict:
-                _log.info("RuntimeClass %s was changed concurrently: %s", change.name, error)
+                _log.info(
+                    "RuntimeClass %s was changed concurrently: %s",
+                    *(change.name, error),
+                    extra={"runtime_class": change.name},
+                )
                 return
             self._report_once(replace(change, reason=str(error)))
             return
         self._reported.pop(change.name, None)
         verb = f"{change.action.capitalize()}d"
-        _log.info("%s RuntimeClass %s: %s", verb, change.name, change.reason)
+        _log.info(
+            "%s RuntimeClass %s: %s",
+            *(verb, change.name, change.reason),
+            extra={"runtime_class": change.name, "action": change.action},
+        )
         self._record_event(
             Event(_subject(change), "Normal", f"Class{verb}", f"{verb}: {change.reason}.")
         )
@@ -192,7 +199,11 @@ class RuntimeClassController:
             return
         self._reported[change.name] = change.reason
         if change.reason:
-            _log.warning("RuntimeClass %s not changed: %s", change.name, change.reason)
+            _log.warning(
+                "RuntimeClass %s not changed: %s",
+                *(change.name, change.reason),
+                extra={"runtime_class": change.name},
+            )
             self._record_event(Event(_subject(change), "Warning", "ClassNotChanged", change.reason))
 
 

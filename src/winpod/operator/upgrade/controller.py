@@ -97,7 +97,7 @@ class UpgradeController:
                 self._reconciler.record_event(cached, "UpgradeWaits", error.message, "Warning")
             return False
         except Unavailable as error:
-            _log.info("Upgrade %s is waiting: %s", name, error)
+            _log.info("Upgrade %s is waiting: %s", name, error, extra={"upgrade": name})
             self._reconciler.reset_timers()
             return False
 

@@ -276,7 +276,8 @@ class UpgradeReconciler:
     def record_event(
         self, upgrade: WindowsUpgrade, reason: str, message: str, kind: str = "Normal"
     ) -> None:
-        _log.info("Upgrade %s: %s: %s", upgrade.name, reason, message)
+        fields = {"upgrade": upgrade.name, "reason": reason}
+        _log.info("Upgrade %s: %s: %s", upgrade.name, reason, message, extra=fields)
         subject = ObjectReference(KIND, "", upgrade.name, upgrade.metadata.uid)
         self._record_event(Event(subject, kind, reason, message))
 
