@@ -159,13 +159,18 @@ async def run_to_completion(work: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their end. Their results and exceptions are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def gather_or_cancel(work: list[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Return the results in order; the first failure cancels the others."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
         raise

@@ -25,6 +25,7 @@ from winpod.cli.containers.targets import (
 )
 from winpod.cli.options import Root, with_options
 from winpod.clock import utc_now
+from winpod.concurrency import cancel_and_wait
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput, NotFound
 from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
@@ -85,8 +86,11 @@ def command(
             print_line(line)
         if options.follow:
             ended = asyncio.create_task(exit_code(found.client, found.id))
-            async for line in log.follow(ended):
-                print_line(line)
+            try:
+                async for line in log.follow(ended):
+                    print_line(line)
+            finally:
+                await cancel_and_wait(ended)
 
     run_with_runtimes(root, show)
 

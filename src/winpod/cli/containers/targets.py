@@ -17,6 +17,7 @@ import typer
 
 from winpod.cli.options import short_id
 from winpod.cli.play.names import complete_names, has_pods, owner_named
+from winpod.concurrency import cancel_and_wait
 from winpod.config import Config, read_config
 from winpod.cri.daemon import connect_daemon, daemon_directory
 from winpod.cri.proto import api_pb2 as api
@@ -260,7 +261,7 @@ async def exit_code(client: CriClient, container: str) -> int:
             await asyncio.wait((ended,), timeout=5)
         return ended.result() if ended.done() else 255
     finally:
-        ended.cancel()
+        await cancel_and_wait(ended)
 
 
 async def _end_event(client: CriClient, container: str) -> int:

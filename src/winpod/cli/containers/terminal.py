@@ -14,13 +14,14 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import typer
 
 from winpod.cli.containers.targets import exit_code
 from winpod.compute.errors import PROGRAM_NOT_EXECUTABLE, PROGRAM_NOT_FOUND
+from winpod.concurrency import cancel_and_wait
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.cri.streaming.api import CHUNK, StreamTerminalSize
@@ -58,9 +59,7 @@ async def attach_terminal(
                 tasks[0].result()
             return tasks[0].done()
         finally:
-            for task in (*tasks, detach_task):
-                task.cancel()
-            await asyncio.gather(*tasks, detach_task, return_exceptions=True)
+            await cancel_and_wait(*tasks, detach_task)
 
 
 @contextmanager
@@ -85,7 +84,7 @@ async def _print(session: Session) -> None:
         await queue.put(None)
         await writing
     finally:
-        writing.cancel()
+        await cancel_and_wait(writing)
 
 
 async def _write_queue(queue: asyncio.Queue[tuple[int, bytes] | None]) -> None:
@@ -160,7 +159,7 @@ async def run_in_foreground(
     async with open_session(url) as session:
         ending = asyncio.create_task(exit_code(client, container))
         try:
-            with _stop_on_interrupt(client, container):
+            async with _stop_on_interrupt(client, container):
                 if start:
                     await start()
                 if not await attach_terminal(session, stdin=stdin, terminal=terminal):
@@ -168,11 +167,11 @@ async def run_in_foreground(
                 session.exit_code  # noqa: B018 - raises if the session failed
                 return await ending
         finally:
-            ending.cancel()
+            await cancel_and_wait(ending)
 
 
-@contextmanager
-def _stop_on_interrupt(client: CriClient, container: str) -> Iterator[None]:
+@asynccontextmanager
+async def _stop_on_interrupt(client: CriClient, container: str) -> AsyncIterator[None]:
     """Stop the container on Ctrl-C with a grace period; kill it on the second Ctrl-C."""
     loop = asyncio.get_running_loop()
     stops: list[asyncio.Task[object]] = []
@@ -189,8 +188,7 @@ def _stop_on_interrupt(client: CriClient, container: str) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        for task in stops:
-            task.cancel()
+        await cancel_and_wait(*stops)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from winpod.compute.agent.client import Stream, TerminalSize
 from winpod.compute.agent.protocol import Signal
 from winpod.compute.backend import Backend, ExecSession, ProgramStreams
+from winpod.concurrency import cancel_and_wait
 from winpod.cri import streaming
 from winpod.cri.idle import IdleTracker
 from winpod.cri.proto import api_pb2 as api
@@ -186,9 +187,7 @@ async def _copy_streams(
     except TimeoutError:
         raise ClientTooSlow from None
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
 
 async def _copy_stdin(program: ProgramStreams, stdin: ByteReader) -> None:

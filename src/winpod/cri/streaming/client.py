@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 
+from winpod.concurrency import cancel_and_wait
 from winpod.cri.streaming.api import CHUNK, StreamTerminalSize
 from winpod.cri.streaming.websocket import CLOSE_SIGNAL
 from winpod.errors import Unavailable, WinpodError
@@ -118,7 +119,7 @@ async def open_session(url: str) -> AsyncIterator[Session]:
         try:
             yield session
         finally:
-            keep_alive.cancel()
+            await cancel_and_wait(keep_alive)
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await socket.close()
 
@@ -136,7 +137,7 @@ async def forward_port(
         try:
             await _receive_all(socket, writer)
         finally:
-            sending.cancel()
+            await cancel_and_wait(sending)
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await socket.close()
 

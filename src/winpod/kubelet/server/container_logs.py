@@ -13,6 +13,7 @@ from aiohttp import web
 from lightkube.models import core_v1 as v1
 
 from winpod.clock import utc_now
+from winpod.concurrency import cancel_and_wait
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput, Unavailable
@@ -181,7 +182,7 @@ class LogHandlers:
                 async for line in log.follow(ended):
                     yield line
             finally:
-                ended.cancel()
+                await cancel_and_wait(ended)
 
 
 async def _wait_exited(runtime: RuntimeClient, container: str) -> None:
