@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cri.services.test_images import push
-from tests.cri.test_container_lifecycle import Node, create, run_sandbox, start, status
+from tests.support.cri_node import Node, create, run_sandbox, start, status
+from tests.support.pushed_images import push
 from winpod.cli.log_format import JsonFormatter
 from winpod.cri.call_log import MUTATING
 from winpod.cri.proto import api_pb2 as api
