@@ -350,7 +350,7 @@ async def _until_alike(view: ClusterCache, plane: ControlPlane) -> None:
     """Node by node, class by class; an operator of another test may still change some."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        live = await asyncio.to_thread(read_live_cluster, plane.kubeconfig)
+        live = await read_live_cluster(plane.kubeconfig)
         seen = view.cluster()
         nodes = ({n.name: n for n in seen.nodes}, {n.name: n for n in live.nodes})
         classes_of = (dict(seen.classes), {known.name: known for known in live.classes})

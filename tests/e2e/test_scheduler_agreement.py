@@ -4,6 +4,7 @@ Hypothesis makes pods; each is placed by winpod and created for real. The schedu
 a node that winpod does not call blocked, and must find none exactly where winpod blocks them all.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -186,7 +187,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         add_nodes(real, *NODES)
         tenant = real.request("POST", pods_path(NAMESPACE), pod("tenant", NAMESPACE, TENANT))
         assert tenant.status == 201, tenant.message
-        live = read_live_cluster(real.kubeconfig)
+        live = asyncio.run(read_live_cluster(real.kubeconfig))
         yield Both(real, Cluster(live.nodes, live.classes))
 
 

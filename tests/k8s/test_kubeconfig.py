@@ -75,6 +75,63 @@ def test_missing_referenced_file_is_named(tmp_path: Path) -> None:
         read_kubeconfig(file)
 
 
+def _write(file: Path, **sections: object) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({name.replace("_", "-"): value for name, value in sections.items()}))
+    return file
+
+
+def _context(name: str, cluster: str, user: str) -> dict[str, object]:
+    return {"name": name, "context": {"cluster": cluster, "user": user}}
+
+
+def _cluster(name: str, server: str, **more: str) -> dict[str, object]:
+    return {"name": name, "cluster": {"server": server, **more}}
+
+
+async def test_kubeconfigs_are_merged_as_kubectl_does(tmp_path: Path) -> None:
+    first = _write(
+        tmp_path / "first" / "config",
+        contexts=[_context("a", "one", "admin"), _context("b", "two", "admin")],
+        clusters=[_cluster("one", "https://one")],
+    )
+    second = _write(
+        tmp_path / "second" / "config",
+        current_context="b",
+        contexts=[_context("b", "one", "admin")],
+        clusters=[_cluster("one", "https://other"), _cluster("two", "https://two/")],
+        users=[{"name": "admin", "user": {"tokenFile": "token"}}],
+    )
+    (tmp_path / "second" / "token").write_text("secret")
+    files = (tmp_path / "gone", first, second)
+    current = read_kubeconfig(*files)
+    assert current.url == "https://two"
+    assert await current.headers() == {"Authorization": "Bearer secret"}
+    other = read_kubeconfig(*files, context="a")
+    assert other.url == "https://one"
+    assert other.reload() is False
+    assert other.url == "https://one"
+    with pytest.raises(InvalidInput, match='it has no context "c"'):
+        read_kubeconfig(*files, context="c")
+    with pytest.raises(InvalidInput, match="current-context is required"):
+        read_kubeconfig(first)
+    with pytest.raises(InvalidInput, match="gone does not exist"):
+        read_kubeconfig(tmp_path / "gone")
+
+
+def test_server_name_and_proxy_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    options = {"tls-server-name": "kubernetes", "proxy-url": "http://proxy:3128"}
+    sections = {"current_context": "a", "contexts": [_context("a", "one", "")]}
+    _write(file, **sections, clusters=[_cluster("one", "https://10.0.0.1", **options)])
+    access = read_kubeconfig(file)
+    assert (access.tls_server_name, access.proxy) == ("kubernetes", "http://proxy:3128")
+    options["proxy-url"] = "socks5://proxy:1080"
+    _write(file, **sections, clusters=[_cluster("one", "https://10.0.0.1", **options)])
+    with pytest.raises(InvalidInput, match="not an http or https URL"):
+        read_kubeconfig(file)
+
+
 async def test_concurrent_requests_wait_for_exec_plugin(tmp_path: Path) -> None:
     program = tmp_path / "login"
     program.write_text('#!/bin/sh\nsleep 0.2\necho \'{"status": {"token": "secret"}}\'\n')

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import httpx2
-from lightkube import ApiError, Client, KubeConfig
-from lightkube.core.exceptions import ConfigError
-from lightkube.resources import core_v1, node_v1
-
-from winpod.errors import InvalidInput, PermissionDenied, Unavailable, WinpodError
+from winpod.errors import PermissionDenied, Unavailable
+from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.kubeconfig import read_kubeconfig
 from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.placement.predicates import TERMINAL_PHASES, with_allocated
 
-_PAGE = 500
+_NODES, _PODS, _CLASSES = "/api/v1/nodes", "/api/v1/pods", "/apis/node.k8s.io/v1/runtimeclasses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,42 +23,53 @@ class LiveCluster:
     classes: tuple[RuntimeClass, ...]
 
 
-def read_live_cluster(
-    kubeconfig: Path, *, context: str | None = None, timeout: float = 30
-) -> LiveCluster:
+async def read_live_cluster(kubeconfig: Path, *, context: str | None = None) -> LiveCluster:
     """Read nodes, bound pods and RuntimeClasses from the cluster of a kubeconfig."""
-    with _translate_errors(kubeconfig):
-        config = KubeConfig.from_file(kubeconfig).get(context_name=context)
-        if config is None:
-            raise InvalidInput(f"{kubeconfig} has no such context, or no cluster.")
-        client = Client(config=config, timeout=httpx2.Timeout(timeout))
-        nodes = [Node.from_object(n.to_dict()) for n in client.list(core_v1.Node, chunk_size=_PAGE)]
-        classes = [RuntimeClass.from_object(c.to_dict()) for c in client.list(node_v1.RuntimeClass)]
-        return LiveCluster(with_allocated(nodes, _bound_pods(client)), tuple(classes))
+    api = ApiClient(read_kubeconfig(kubeconfig, context=context))
+    try:
+        with _translate_errors(kubeconfig):
+            nodes = [Node.from_object(obj) async for obj in _objects(api, _NODES)]
+            classes = [RuntimeClass.from_object(obj) async for obj in _objects(api, _CLASSES)]
+            pods = [pod async for pod in _bound_pods(api)]
+    finally:
+        await api.close()
+    return LiveCluster(with_allocated(nodes, pods), tuple(classes))
 
 
-def _bound_pods(client: Client) -> Iterator[Pod]:
-    for pod in client.list(core_v1.Pod, namespace="*", chunk_size=_PAGE):
-        ended = pod.status is not None and pod.status.phase in TERMINAL_PHASES
-        if pod.spec is not None and pod.spec.nodeName and not ended:
-            yield Pod.from_template(pod.to_dict())
+async def _objects(api: ApiClient, path: str) -> AsyncIterator[dict[str, Any]]:
+    async for page in api.list_pages(dict[str, Any], path, {}):
+        for obj in page.items:
+            yield obj
+
+
+async def _bound_pods(api: ApiClient) -> AsyncIterator[Pod]:
+    async for pod in _objects(api, _PODS):
+        is_terminal = pod.get("status", {}).get("phase") in TERMINAL_PHASES
+        if pod["spec"].get("nodeName") and not is_terminal:
+            yield Pod.from_template(pod)
 
 
 @contextmanager
 def _translate_errors(kubeconfig: Path) -> Iterator[None]:
+    """Add what to do to errors of the API server."""
     try:
         yield
-    except WinpodError:
-        raise
     except ApiError as error:
-        raise PermissionDenied(
-            f"the API server denied the request: {error.status.message}.",
-            "Allow the user of the kubeconfig to list nodes, pods and runtimeclasses.",
-        ) from error
-    except httpx2.HTTPError as error:
-        raise Unavailable(
-            f"the API server of {kubeconfig} did not respond: {error}.",
-            "Check its address, or describe the nodes in a file and pass it with --nodes.",
-        ) from error
-    except (ConfigError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InvalidInput(f"{kubeconfig} is not a valid kubeconfig: {error}.") from error
+        raise _denied(error) from error
+    except Unavailable as error:
+        match error.__cause__:
+            case ApiError(is_unauthorized=True) as denial:
+                raise _denied(denial) from error
+            case None | ApiError():
+                raise
+            case cause:
+                raise Unavailable(
+                    f"the API server of {kubeconfig} did not respond: {str(cause) or 'timeout'}.",
+                    "Check its address, or describe the nodes in a file and pass it with --nodes.",
+                ) from error
+
+
+def _denied(error: ApiError) -> PermissionDenied:
+    return PermissionDenied(
+        error.message, "Allow the user of the kubeconfig to list nodes, pods and runtimeclasses."
+    )

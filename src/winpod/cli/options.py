@@ -37,9 +37,12 @@ Kubeconfig = Annotated[
 ]
 
 
-def default_kubeconfig() -> Path:
-    path = os.environ.get("KUBECONFIG", "").partition(":")[0]
-    return Path(path or "~/.kube/config").expanduser()
+def kubeconfig_files(kubeconfig: Path | None) -> tuple[Path, ...]:
+    """Return the files to merge, as kubectl does: the option, $KUBECONFIG, or ~/.kube/config."""
+    if kubeconfig:
+        return (kubeconfig,)
+    names = filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep))
+    return tuple(map(Path, names)) or (Path("~/.kube/config").expanduser(),)
 
 
 class Format(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -91,7 +92,7 @@ def _nodes(nodes: Path | None, kubeconfig: Path | None, context: str | None) -> 
     if kubeconfig:
         from winpod.check.live_cluster import read_live_cluster
 
-        return read_live_cluster(kubeconfig, context=context).nodes
+        return asyncio.run(read_live_cluster(kubeconfig, context=context)).nodes
     found = read_manifests([str(nodes)]).nodes
     if not found:
         raise InvalidInput(

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from winpod.cli.options import Kubeconfig, default_kubeconfig, with_options
+from winpod.cli.options import Kubeconfig, kubeconfig_files, with_options
 from winpod.cli.runtimeclass import read_settings_file
 from winpod.errors import InvalidInput, NotFound, Unavailable
 from winpod.images.lookup import ImageLookup
@@ -304,7 +304,7 @@ def _print(name: str, spec: dict[str, Any], status: UpgradeStatus, output: Upgra
 
 @asynccontextmanager
 async def _api_client(kubeconfig: Path | None) -> AsyncIterator[ApiClient]:
-    api = ApiClient(read_kubeconfig(kubeconfig or default_kubeconfig()))
+    api = ApiClient(read_kubeconfig(*kubeconfig_files(kubeconfig)))
     try:
         yield api
     except ApiError as error:

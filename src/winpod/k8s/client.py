@@ -11,18 +11,17 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import aiohttp
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 from lightkube.models import meta_v1
 
 from winpod import __version__
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.kubeconfig import RestConfig
 
-T = TypeVar("T", bound=DictMixin)
+T = TypeVar("T")
 STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 _REQUEST_SECONDS = 30
@@ -50,6 +49,10 @@ class ApiError(WinpodError):
     @property
     def is_not_found(self) -> bool:
         return self.status == 404
+
+    @property
+    def is_unauthorized(self) -> bool:
+        return self.status == _UNAUTHORIZED
 
     @property
     def is_forbidden(self) -> bool:
@@ -155,16 +158,27 @@ class ApiClient:
             raise
 
     async def list(self, kind: type[T], path: str, params: Mapping[str, str]) -> ObjectList[T]:
-        """List in pages, which limits the memory for encoded objects."""
+        """Return all objects, read in pages."""
         items: list[T] = []
+        version = ""
+        async for page in self.list_pages(kind, path, params):
+            items += page.items
+            version = page.version
+        return ObjectList(items, version)
+
+    async def list_pages(
+        self, kind: type[T], path: str, params: Mapping[str, str]
+    ) -> AsyncIterator[ObjectList[T]]:
+        """List in pages, which limits the memory for encoded objects."""
         page_params = {**params, "limit": str(_PAGE_SIZE)}
         while True:
             page = msgspec.json.decode(
                 await self.request("GET", path, params=page_params), type=_Items
             )
-            items += [msgspec.json.decode(item, type=kind) for item in page.items or ()]
+            items = [msgspec.json.decode(item, type=kind) for item in page.items or ()]
+            yield ObjectList(items, page.metadata.resourceVersion)
             if not page.metadata.rest:
-                return ObjectList(items, page.metadata.resourceVersion)
+                return
             page_params = {**params, "limit": str(_PAGE_SIZE), "continue": page.metadata.rest}
             page_params.pop("resourceVersion", None)
 
@@ -234,12 +248,14 @@ class ApiClient:
                 params=params,
                 headers=headers,
                 timeout=limits,
+                server_hostname=self._access.tls_server_name or None,
+                proxy=self._access.proxy or None,
             ) as response:
                 self._is_reachable.set()
                 if response.status == _UNAUTHORIZED and self._access.reload():
                     self.reconnect()
                 if response.status >= 400:
-                    raise _to_error(response.status, await response.read(), path)
+                    _raise_error(response.status, await response.read(), path)
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._is_reachable.clear()
@@ -290,23 +306,25 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 def _decode_event(kind: type[T], line: bytes) -> WatchEvent[T]:
     event = msgspec.json.decode(line, type=_Event)
     if event.type == "ERROR":
-        raise _to_error(500, bytes(event.object), "the watch")
+        _raise_error(500, bytes(event.object), "the watch")
     version = msgspec.json.decode(event.object, type=_ObjectHead).metadata.resourceVersion
     if event.type == "BOOKMARK":
         return WatchEvent(event.type, None, version)
     return WatchEvent(event.type, msgspec.json.decode(event.object, type=kind), version)
 
 
-def _to_error(status: int, body: bytes, path: str) -> WinpodError:
+def _raise_error(status: int, body: bytes, path: str) -> NoReturn:
+    """Raise `ApiError`, or `Unavailable` caused by it if the request can be retried."""
     try:
         response = msgspec.json.decode(body, type=meta_v1.Status)
     except msgspec.DecodeError:
         response = meta_v1.Status()
     status = response.code or status
     message = response.message or f"{path} returned status {status}"
+    error = ApiError(status, response.reason or "", f"the API server refused: {message}.")
     if status in _RETRIABLE:
-        return Unavailable(f"the API server is temporarily unavailable: {message}.")
-    return ApiError(status, response.reason or "", f"the API server refused: {message}.")
+        raise Unavailable(f"the API server is temporarily unavailable: {message}.") from error
+    raise error
 
 
 MERGE_PATCH = "application/merge-patch+json"

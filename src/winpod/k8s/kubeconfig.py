@@ -14,6 +14,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +40,8 @@ class RestConfig:
     """Address and credentials of an API server.
 
     `ssl_context` has the CA and the client certificate, if any; `chain` is that certificate.
-    `files` are the kubeconfig and the files it refers to.
+    `tls_server_name` is the name in the server's certificate, if not that of the URL.
+    `sources` are the kubeconfigs it was read from, `files` those and the files they refer to.
     """
 
     url: str
@@ -49,6 +51,10 @@ class RestConfig:
     token_file: Path | None = None
     plugin: Mapping[str, Any] | None = None
     chain: bytes = b""
+    tls_server_name: str = ""
+    proxy: str = ""
+    sources: tuple[Path, ...] = ()
+    context: str | None = None
     files: tuple[Path, ...] = ()
     _versions: Versions = ()
     _fresh_until: float = field(default=float("-inf"), repr=False)
@@ -84,41 +90,44 @@ class RestConfig:
     def reload(self) -> bool:
         """Read the files again; return whether new connections are required."""
         self._fresh_until = float("-inf")
-        if not self.files:
+        if not self.sources:
             return False
         try:
-            new = read_kubeconfig(self.files[0])
+            new = read_kubeconfig(*self.sources, context=self.context)
         except InvalidInput as error:
             raise Unavailable(error.message) from None
         is_changed = new._identity() != self._identity()
         self.url, self.ssl_context = new.url, new.ssl_context
         self.ca_data, self.chain = new.ca_data, new.chain
+        self.tls_server_name, self.proxy = new.tls_server_name, new.proxy
         self.token, self.token_file, self.plugin = new.token, new.token_file, new.plugin
         self.files, self._versions = new.files, new._versions
         return is_changed
 
-    def _identity(self) -> tuple[str, bytes, bytes]:
-        return self.url, self.ca_data, self.chain
+    def _identity(self) -> tuple[str | bytes, ...]:
+        return self.url, self.ca_data, self.chain, self.tls_server_name, self.proxy
 
 
-def read_kubeconfig(file: Path, option: str = "--kubeconfig") -> RestConfig:
-    """Read the current context of a kubeconfig; `option` is the CLI option that named the file."""
+def read_kubeconfig(
+    *files: Path, context: str | None = None, option: str = "--kubeconfig"
+) -> RestConfig:
+    """Read a context, by default the current one; `option` is the CLI option that named the file.
+
+    Files are merged as kubectl does: the first one that defines a name wins, and missing ones are
+    skipped.
+    """
+    names = ", ".join(map(str, files))
     try:
-        document = Field(yaml.safe_load(file.read_text()))
-        context = _named(document, "contexts", document.get("current-context").required_text())
-        cluster = _named(document, "clusters", context.get("context", "cluster").required_text())
-        name = context.get("context", "user").text()
-        user = _named(document, "users", name).get("user") if name else Field({})
-        return _to_config(cluster.get("cluster"), user, file)
+        documents = _read_documents(files)
+        config = _to_config(documents, files, context) if documents else None
     except FileNotFoundError as error:
-        if error.filename == str(file):
-            raise InvalidInput(
-                f"{file} does not exist.", f"Set {option} to an existing file."
-            ) from None
-        raise InvalidInput(f"{error.filename}, referenced by {file}, does not exist.") from None
+        raise InvalidInput(f"{error.filename}, referenced by {names}, does not exist.") from None
     except (OSError, ValueError, yaml.YAMLError, InvalidInput) as error:
         reason = " ".join(str(error).split())
-        raise InvalidInput(f"{file} is not a valid kubeconfig: {reason}") from None
+        raise InvalidInput(f"{names} is not a valid kubeconfig: {reason}") from None
+    if config is None:
+        raise InvalidInput(f"{names} does not exist.", f"Set {option} to an existing file.")
+    return config
 
 
 def normalize_url(server: str) -> str:
@@ -175,18 +184,42 @@ def write_kubeconfig(file: Path, url: str, authority: bytes, certificate: Path) 
         ) from None
 
 
-def _to_config(cluster: Field, user: Field, file: Path) -> RestConfig:
-    folder = file.parent
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A kubeconfig; the paths in it are relative to its folder."""
+
+    folder: Path
+    fields: Field
+
+
+def _read_documents(files: Iterable[Path]) -> list[_Document]:
+    documents = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            documents.append(_Document(file.parent, Field(yaml.safe_load(file.read_text()))))
+    return documents
+
+
+def _to_config(
+    documents: list[_Document], sources: tuple[Path, ...], context: str | None
+) -> RestConfig:
+    chosen = _named(documents, "context", context or _current_context(documents)).fields
+    found = _named(documents, "cluster", chosen.get("cluster").required_text())
+    cluster, cluster_folder = found.fields, found.folder
+    found = _named(documents, "user", chosen.get("user").text())
+    user, user_folder = found.fields, found.folder
     references = (
-        cluster.get("certificate-authority").text(),
-        user.get("client-certificate").text(),
-        user.get("client-key").text(),
+        (cluster_folder, cluster.get("certificate-authority").text()),
+        (user_folder, user.get("client-certificate").text()),
+        (user_folder, user.get("client-key").text()),
     )
-    files = (file, *(folder / name for name in references if name))
+    files = (*sources, *(folder / name for folder, name in references if name))
     versions = _versions(files)
-    authority = _content(cluster, "certificate-authority", folder)
+    authority = _content(cluster, "certificate-authority", cluster_folder)
     ssl_context = _ssl_context(authority, insecure=cluster.get("insecure-skip-tls-verify").flag())
-    chain, key = (_content(user, name, folder) for name in ("client-certificate", "client-key"))
+    chain, key = (
+        _content(user, name, user_folder) for name in ("client-certificate", "client-key")
+    )
     if chain and key:
         load_certificate_chain(ssl_context, chain, key)
     token_file = user.get("tokenFile").text()
@@ -195,12 +228,29 @@ def _to_config(cluster: Field, user: Field, file: Path) -> RestConfig:
         ssl_context,
         authority,
         user.get("token").text(),
-        folder / token_file if token_file else None,
+        user_folder / token_file if token_file else None,
         user.get("exec").value if user.get("exec") else None,
         chain,
+        cluster.get("tls-server-name").text(),
+        _proxy(cluster.get("proxy-url").text()),
+        sources,
+        context,
         files,
         versions,
     )
+
+
+def _current_context(documents: Iterable[_Document]) -> str:
+    for document in documents:
+        if name := document.fields.get("current-context").text():
+            return name
+    raise InvalidInput("current-context is required.")
+
+
+def _proxy(url: str) -> str:
+    if url and not url.startswith(("http://", "https://")):
+        raise InvalidInput(f'proxy-url "{url}" is not an http or https URL.')
+    return url
 
 
 def _versions(files: Iterable[Path]) -> Versions:
@@ -216,11 +266,15 @@ def file_version(file: Path) -> tuple[int, int] | None:
     return stat.st_mtime_ns, stat.st_ino
 
 
-def _named(document: Field, section: str, name: str) -> Field:
-    for item in document.get(section).items():
-        if item.get("name").text() == name:
-            return item
-    raise InvalidInput(f'it has no {section.removesuffix("s")} "{name}".')
+def _named(documents: Iterable[_Document], kind: str, name: str) -> _Document:
+    """Return the first cluster, context or user of a name; the user without a name is empty."""
+    for document in documents:
+        for item in document.fields.get(f"{kind}s").items():
+            if item.get("name").text() == name:
+                return _Document(document.folder, item.get(kind))
+    if not name:
+        return _Document(Path(), Field({}))
+    raise InvalidInput(f'it has no {kind} "{name}".')
 
 
 def _content(at: Field, name: str, folder: Path) -> bytes:

@@ -281,7 +281,7 @@ def test_build_is_inferred_from_tag_with_a_note(check: Any) -> None:
             "--nodes and --kubeconfig are mutually exclusive.",
         ),
         (LEGACY, ("--context", "a"), "--context requires --kubeconfig."),
-        (LEGACY, ("--kubeconfig", "gone"), "gone is not a valid kubeconfig"),
+        (LEGACY, ("--kubeconfig", "gone"), "gone does not exist."),
         (LEGACY, ("--kubeconfig", "app.yaml"), "app.yaml is not a valid kubeconfig"),
         (LEGACY, ("--layout", "gone"), "gone"),
         (LEGACY, ("-o", "xml"), "xml"),

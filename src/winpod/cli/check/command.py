@@ -97,7 +97,7 @@ def _check_target(
     if kubeconfig:
         from winpod.check.live_cluster import read_live_cluster
 
-        live = read_live_cluster(kubeconfig, context=context)
+        live = asyncio.run(read_live_cluster(kubeconfig, context=context))
         return CheckTarget(live.nodes, live.classes)
     if nodes:
         return _target_from_file(nodes)

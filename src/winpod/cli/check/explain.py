@@ -13,7 +13,7 @@ import typer
 
 from winpod.cli.check.json_report import reason_json, verdict_json
 from winpod.cli.check.table import Line, advice_lines, placement_lines, print_lines, styled_word
-from winpod.cli.options import Format, Kubeconfig, Output, default_kubeconfig
+from winpod.cli.options import Format, Kubeconfig, Output, kubeconfig_files
 from winpod.errors import WinpodError
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import ApiClient
@@ -34,15 +34,16 @@ _DEFAULT = "default"
 def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete pod names; returns none if the cluster does not answer quickly."""
     with suppress(WinpodError, TimeoutError):
-        kubeconfig = ctx.params.get("kubeconfig") or default_kubeconfig()
+        kubeconfig = ctx.params.get("kubeconfig")
+        files = kubeconfig_files(Path(kubeconfig) if kubeconfig else None)
         namespace = ctx.params.get("namespace") or _DEFAULT
-        names = asyncio.run(_names(Path(kubeconfig), namespace))
+        names = asyncio.run(_names(files, namespace))
         return [name for name in names if name.startswith(incomplete)]
     return []
 
 
-async def _names(kubeconfig: Path, namespace: str) -> list[str]:
-    api = ApiClient(read_kubeconfig(kubeconfig))
+async def _names(kubeconfig: tuple[Path, ...], namespace: str) -> list[str]:
+    api = ApiClient(read_kubeconfig(*kubeconfig))
     try:
         async with asyncio.timeout(_COMPLETION_SECONDS):
             answer = await api.request("GET", f"/api/v1/namespaces/{namespace}/pods")
@@ -81,7 +82,7 @@ def command(
     """
     first, slash, name = pod.partition("/")
     namespace, name = (first, name) if slash else (namespace, pod)
-    access = read_kubeconfig(kubeconfig or default_kubeconfig())
+    access = read_kubeconfig(*kubeconfig_files(kubeconfig))
 
     async def explain() -> Explanation:
         api = ApiClient(access)

@@ -17,7 +17,7 @@ import asyncssh
 import typer
 
 from winpod.cli.instance.output import progress_printer
-from winpod.cli.options import Root, default_kubeconfig
+from winpod.cli.options import Root, kubeconfig_files
 from winpod.config import read_config
 from winpod.errors import InvalidInput, NotFound
 from winpod.images.registry.auth import read_docker_config
@@ -204,5 +204,5 @@ async def uninstall_all(
 def _cluster(
     kubeconfig: Path | None, settings: InstanceSettings
 ) -> AbstractAsyncContextManager[StandaloneCluster]:
-    access = read_kubeconfig(kubeconfig or default_kubeconfig())
+    access = read_kubeconfig(*kubeconfig_files(kubeconfig))
     return connect_cluster(access, settings.api_server)

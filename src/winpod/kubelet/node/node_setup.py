@@ -134,7 +134,7 @@ _BOOTSTRAP_RETRY_SECONDS = 2.0
 async def bootstrap_config(options: ConnectionOptions) -> RestConfig | None:
     """Return the credentials to request a client certificate with, if there are any."""
     if options.bootstrap_kubeconfig:
-        return read_kubeconfig(options.bootstrap_kubeconfig, "--bootstrap-kubeconfig")
+        return read_kubeconfig(options.bootstrap_kubeconfig, option="--bootstrap-kubeconfig")
     if not options.token:
         return None
     if not options.server:

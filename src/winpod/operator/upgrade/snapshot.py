@@ -13,9 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-from lightkube.core.dictmixin import DictMixin
-
 from winpod.images.lookup import ImageLookup, ImageLookupResult, Secrets
 from winpod.k8s.client import ApiClient
 from winpod.operator.cluster_cache import CLASSES, NODES, PODS
@@ -44,21 +41,11 @@ from winpod.placement.model import Node
 from winpod.placement.predicates import with_allocated
 
 LookUp = Callable[[str, Secrets], Awaitable[ImageLookupResult]]
-_PAGE = "500"
 _LOOKUP_SECONDS = 30.0
 _RECENT_SECONDS = 60.0
 """How long a resolved tag counts as current."""
 _CLASS_KIND = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
 _T = TypeVar("_T")
-
-
-class _PageMetadata(DictMixin, rename={"continue_token": "continue"}):
-    continue_token: str = ""
-
-
-class _Page(DictMixin):
-    items: list[msgspec.Raw] | None = None
-    metadata: _PageMetadata = msgspec.field(default_factory=_PageMetadata)
 
 
 class SnapshotReader:
@@ -105,16 +92,7 @@ class SnapshotReader:
         return {(kind, m.metadata.namespace, m.metadata.name): m for m in listed}
 
     async def _list(self, path: str, kind: type[_T]) -> list[_T]:
-        items: list[_T] = []
-        params = {"limit": _PAGE}
-        while True:
-            page = msgspec.json.decode(
-                await self._api.request("GET", path, params=params), type=_Page
-            )
-            items += [msgspec.json.decode(item, type=kind) for item in page.items or ()]
-            if not page.metadata.continue_token:
-                return items
-            params["continue"] = page.metadata.continue_token
+        return (await self._api.list(kind, path, {})).items
 
     async def _with_images(self, owned: OwnedWorkload) -> UpgradeWorkload:
         workload = owned.workload
