@@ -22,9 +22,9 @@ from tests.support.e2e.objects import BUILD_2019, BUILD_2022, runtime_class, win
 from benchmarks.nodes import at_once
 from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.client import MERGE_PATCH, ApiClient
-from winpod.k8s.crd import Metadata
 from winpod.k8s.event_recorder import Event
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.objects import ObjectMeta
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
 from winpod.operator.upgrade.progress import expected_size, planned_status
@@ -119,7 +119,7 @@ async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
     plan = await survey.plan(asked, await survey.snapshot(asked))
     print(f"planned, with {len(plan.steps)} steps: {time.perf_counter() - began:.1f} s")
     print(f"size expected at the end: {expected_size(planned_status(plan)) >> 10} KiB")
-    await api.create(UPGRADES, WindowsUpgrade(Metadata(NAME), SPEC))
+    await api.create(UPGRADES, WindowsUpgrade(ObjectMeta(NAME), SPEC))
     for reason in ("UpgradeDone", "UpgradeUndone"):
         api.requests = api.statuses = 0
         seconds = await until_told(api, survey, reason)

@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from winpod.k8s.objects import NodeObject, RuntimeClassObject
 from winpod.operator.cached_objects import (
     CachedPod,
-    ClassObject,
-    NodeObject,
-    PodObject,
+    PackedPod,
     TemplateCache,
     to_cached_class,
     to_cached_node,
@@ -54,7 +53,7 @@ def pod(name: str = "web-1", node: str = "", **more: Any) -> dict[str, Any]:
 
 
 def cached(obj: dict[str, Any], templates: TemplateCache | None = None) -> CachedPod:
-    return (templates or TemplateCache()).to_cached_pod(read(PodObject, obj))
+    return (templates or TemplateCache()).to_cached_pod(read(PackedPod, obj))
 
 
 def test_cached_template_equals_the_decoded_pod() -> None:
@@ -151,8 +150,8 @@ def test_cached_class_has_manager_and_retirement() -> None:
         "scheduling": {"nodeSelector": {"kubernetes.io/os": "windows"}},
         "overhead": {"podFixed": {"memory": "200Mi"}},
     }
-    one = to_cached_class(read(ClassObject, obj))
+    one = to_cached_class(read(RuntimeClassObject, obj))
     assert one.runtime_class == RuntimeClass.from_object(obj)
     assert (one.is_managed, one.retiring, one.uid, one.version) == (True, "gone by May", "u", "7")
-    bare = to_cached_class(read(ClassObject, {"metadata": {"name": "x"}, "handler": "h"}))
+    bare = to_cached_class(read(RuntimeClassObject, {"metadata": {"name": "x"}, "handler": "h"}))
     assert (bare.is_managed, bare.retiring) == (False, "")

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from winpod.errors import PermissionDenied, Unavailable
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.objects import NodeObject, PodObject, RuntimeClassObject
 from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.placement.predicates import TERMINAL_PHASES, with_allocated
 
@@ -28,25 +28,22 @@ async def read_live_cluster(kubeconfig: Path, *, context: str | None = None) -> 
     api = ApiClient(read_kubeconfig(kubeconfig, context=context))
     try:
         with _translate_errors(kubeconfig):
-            nodes = [Node.from_object(obj) async for obj in _objects(api, _NODES)]
-            classes = [RuntimeClass.from_object(obj) async for obj in _objects(api, _CLASSES)]
+            nodes = await api.list(NodeObject, _NODES, {})
+            classes = await api.list(RuntimeClassObject, _CLASSES, {})
             pods = [pod async for pod in _bound_pods(api)]
     finally:
         await api.close()
-    return LiveCluster(with_allocated(nodes, pods), tuple(classes))
-
-
-async def _objects(api: ApiClient, path: str) -> AsyncIterator[dict[str, Any]]:
-    async for page in api.list_pages(dict[str, Any], path, {}):
-        for obj in page.items:
-            yield obj
+    return LiveCluster(
+        with_allocated((Node.from_object(node.to_dict()) for node in nodes.items), pods),
+        tuple(RuntimeClass.from_object(known.to_dict()) for known in classes.items),
+    )
 
 
 async def _bound_pods(api: ApiClient) -> AsyncIterator[Pod]:
-    async for pod in _objects(api, _PODS):
-        is_terminal = pod.get("status", {}).get("phase") in TERMINAL_PHASES
-        if pod["spec"].get("nodeName") and not is_terminal:
-            yield Pod.from_template(pod)
+    async for page in api.list_pages(PodObject, _PODS, {}):
+        for pod in page.items:
+            if pod.spec.node_name and pod.status.phase not in TERMINAL_PHASES:
+                yield Pod.from_template(pod.to_dict())
 
 
 @contextmanager

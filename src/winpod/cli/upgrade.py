@@ -27,8 +27,8 @@ from winpod.errors import InvalidInput, NotFound, Unavailable
 from winpod.images.lookup import ImageLookup
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import MERGE_PATCH, ApiClient, ApiError
-from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.objects import ObjectMeta
 from winpod.labels import API_GROUP
 from winpod.operator.upgrade.plan import UpgradePlan
 from winpod.operator.upgrade.progress import (
@@ -360,7 +360,7 @@ async def _apply(kubeconfig: Path | None, name: str, spec: dict[str, Any]) -> Wi
             await api.delete(f"{UPGRADES}/{name}", {})
             await wait_deleted(api, name)
         if existing is None or is_settled(existing):
-            await api.create(UPGRADES, WindowsUpgrade(Metadata(name), spec))
+            await api.create(UPGRADES, WindowsUpgrade(ObjectMeta(name), spec))
         else:
             await _change(api, name, spec)
         return await watch_upgrade(api, name)

@@ -6,31 +6,16 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-import msgspec
-from lightkube.core.dictmixin import DictMixin
-
 from winpod.clock import format_timestamp
+from winpod.k8s.objects import Condition, ObjectMeta, SlimStruct
 from winpod.labels import API_GROUP
 
 VERSION = "v1alpha1"
 API_VERSION = f"{API_GROUP}/{VERSION}"
 
 
-class Metadata(DictMixin, rename="camel", omit_defaults=True):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
-    finalizers: list[str] = msgspec.field(default_factory=list)
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-    annotations: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class CustomResource(DictMixin, rename="camel", omit_defaults=False):
-    metadata: Metadata
+class CustomResource(SlimStruct, omit_defaults=False):
+    metadata: ObjectMeta
 
     @property
     def name(self) -> str:
@@ -39,14 +24,6 @@ class CustomResource(DictMixin, rename="camel", omit_defaults=False):
     @property
     def is_deleting(self) -> bool:
         return bool(self.metadata.deletion_timestamp)
-
-
-class Condition(DictMixin, rename="camel"):
-    type: str
-    status: str
-    reason: str
-    message: str
-    last_transition_time: str
 
 
 def updated_condition(

@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from lightkube.core.dictmixin import DictMixin
+import msgspec
 
 from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError, WatchEvent
 
-T = TypeVar("T", bound=DictMixin)
-T_contra = TypeVar("T_contra", bound=DictMixin, contravariant=True)
+T = TypeVar("T", bound=msgspec.Struct)
+T_contra = TypeVar("T_contra", bound=msgspec.Struct, contravariant=True)
 _FIRST_WAIT, _MAX_WAIT = 0.5, 30.0
 _WATCH_SECONDS = (300, 600)
 _MIN_WATCH_SECONDS = 1.0
@@ -151,6 +151,6 @@ class Informer(Generic[T]):
         self._objects.pop(_key(obj), None)
 
 
-def _key(obj: DictMixin) -> tuple[str, str]:
+def _key(obj: msgspec.Struct) -> tuple[str, str]:
     metadata = getattr(obj, "metadata", None)
     return (getattr(metadata, "namespace", None) or "", getattr(metadata, "name", None) or "")

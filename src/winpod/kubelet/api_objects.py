@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lightkube.core.dictmixin import DictMixin
+import msgspec
 from lightkube.models import authentication_v1 as authentication
 from lightkube.models import core_v1 as v1
 from lightkube.models import node_v1
@@ -24,7 +24,7 @@ from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.informer import Informer
 from winpod.k8s.pods import metadata_of
 
-T = TypeVar("T", bound=DictMixin)
+T = TypeVar("T", bound=msgspec.Struct)
 _Answer = TypeVar("_Answer")
 _CACHE_SECONDS = 60.0
 _SYNC_TIMEOUT = 10.0
@@ -98,8 +98,8 @@ class ApiObjectSource:
         self._node = Informer(
             api, v1.Node, "/api/v1/nodes", {"fieldSelector": f"metadata.name={name}"}
         )
-        self._cache: dict[str, tuple[float, Awaitable[DictMixin | None]]] = {}
-        self._last: dict[str, DictMixin] = {}
+        self._cache: dict[str, tuple[float, Awaitable[msgspec.Struct | None]]] = {}
+        self._last: dict[str, msgspec.Struct] = {}
         self._tokens: dict[tuple[str, ...], _CachedToken] = {}
 
     async def run(self) -> None:

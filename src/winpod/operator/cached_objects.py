@@ -19,10 +19,17 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field, TextPairs
+from winpod.k8s.objects import (
+    NodeObject,
+    OwnedObjectMeta,
+    PodSpec,
+    PodStatus,
+    RuntimeClassObject,
+    SlimStruct,
+)
 from winpod.labels import (
     ARCH_LABEL,
     ARCHITECTURE_ANNOTATION,
@@ -148,14 +155,8 @@ class CachedPod:
         return self.phase in TERMINAL_PHASES
 
 
-class _Owner(DictMixin):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-
 class _PlatformAnnotations(
-    DictMixin,
+    SlimStruct,
     rename={
         "os": OS_ANNOTATION,
         "architecture": ARCHITECTURE_ANNOTATION,
@@ -173,40 +174,8 @@ class _PlatformAnnotations(
     kubernetes_arch: str = ""
 
 
-class _PodMetadata(DictMixin, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    deletion_timestamp: str | None = None
-    owner_references: list[_Owner] | None = None
+class _PackedMeta(OwnedObjectMeta):
     annotations: _PlatformAnnotations | None = None
-
-
-class _Container(DictMixin, rename="camel"):
-    name: str = ""
-    image: str = ""
-    restart_policy: str | None = None
-    resources: Any = None
-    security_context: Any = None
-
-
-class _PodSpec(DictMixin, rename="camel"):
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    os: Any = None
-    node_selector: Any = None
-    node_name: str = ""
-    affinity: Any = None
-    tolerations: Any = None
-    runtime_class_name: str | None = None
-    overhead: Any = None
-    resources: Any = None
-    security_context: Any = None
-    image_pull_secrets: Any = None
-
-
-class PodStatus(DictMixin):
-    phase: str = ""
 
 
 @lru_cache(maxsize=_MAX_TEMPLATES)
@@ -215,11 +184,11 @@ def _shared(template: bytes) -> bytes:
     return template
 
 
-class PodObject(DictMixin):
+class PackedPod(SlimStruct):
     """A pod as listed. The spec is encoded when decoded, since lists have thousands of pods."""
 
-    metadata: _PodMetadata
-    spec: _PodSpec | None = None
+    metadata: _PackedMeta
+    spec: PodSpec | None = None
     status: PodStatus = msgspec.field(default_factory=PodStatus)
     node: str = ""
     template: bytes = b""
@@ -232,61 +201,20 @@ class PodObject(DictMixin):
             self.spec = None
 
 
-class _Metadata(DictMixin, rename="camel"):
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-
-class Condition(DictMixin):
-    type: str = ""
-    status: str = ""
-
-
-class _NodeStatus(DictMixin, rename="camel"):
-    allocatable: Any = None
-    capacity: Any = None
-    node_info: Any = None
-    runtime_handlers: Any = None
-    conditions: list[Condition] | None = None
-
-
-class _NodeSpec(DictMixin):
-    taints: Any = None
-    unschedulable: bool | None = None
-
-
-class NodeObject(DictMixin):
-    metadata: _Metadata
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-
-class ClassObject(DictMixin):
-    metadata: _Metadata
-    handler: str = ""
-    scheduling: Any = None
-    overhead: Any = None
-
-
 def to_cached_node(obj: NodeObject) -> CachedNode:
-    annotations = obj.metadata.annotations or {}
-    conditions = obj.status.conditions or ()
     return CachedNode(
         Node.from_object(obj.to_dict()),
         obj.metadata.uid,
-        any(c.type == "Ready" and c.status == "True" for c in conditions),
-        frozenset(annotations.get(FILLED_LABELS_ANNOTATION, "").split(",")) - {""},
+        obj.is_ready,
+        frozenset(obj.metadata.annotations.get(FILLED_LABELS_ANNOTATION, "").split(",")) - {""},
     )
 
 
-def to_cached_class(obj: ClassObject) -> CachedRuntimeClass:
-    annotations = obj.metadata.annotations or {}
+def to_cached_class(obj: RuntimeClassObject) -> CachedRuntimeClass:
+    annotations = obj.metadata.annotations
     return CachedRuntimeClass(
         RuntimeClass.from_object(obj.to_dict()),
-        (obj.metadata.labels or {}).get(MANAGED_BY_LABEL) == MANAGED_BY_VALUE,
+        obj.metadata.labels.get(MANAGED_BY_LABEL) == MANAGED_BY_VALUE,
         annotations.get(RETIRING_ANNOTATION, ""),
         obj.metadata.uid,
         obj.metadata.resource_version,
@@ -300,22 +228,21 @@ class TemplateCache:
     def __init__(self) -> None:
         self._templates: dict[bytes, Pod] = {}
 
-    def to_cached_pod(self, obj: PodObject) -> CachedPod:
+    def to_cached_pod(self, obj: PackedPod) -> CachedPod:
         metadata = obj.metadata
-        owners = metadata.owner_references or ()
-        owner = next((o for o in owners if o.controller), None)
+        owner = metadata.controller
         return CachedPod(
             sys.intern(metadata.namespace),
             metadata.name,
             metadata.uid,
             sys.intern(obj.node),
             sys.intern(obj.status.phase),
-            metadata.deletion_timestamp is not None,
+            bool(metadata.deletion_timestamp),
             (sys.intern(owner.kind), sys.intern(owner.name)) if owner else ("", ""),
             self._template(obj),
         )
 
-    def _template(self, obj: PodObject) -> Pod:
+    def _template(self, obj: PackedPod) -> Pod:
         template = self._templates.pop(obj.template, None) or _read_template(obj)
         self._templates[obj.template] = template
         if len(self._templates) > _MAX_TEMPLATES:
@@ -323,7 +250,7 @@ class TemplateCache:
         return template
 
 
-def _read_template(obj: PodObject) -> Pod:
+def _read_template(obj: PackedPod) -> Pod:
     """Decode a template, dropping invalid parts: the pod exists and still uses its class."""
     name = f"{obj.metadata.namespace}/{obj.metadata.name}"
     template = msgspec.json.decode(obj.template)

@@ -17,18 +17,17 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from lightkube.core.dictmixin import DictMixin
+import msgspec
 
 from winpod.errors import InvalidInput
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.k8s.objects import NodeObject, RuntimeClassObject
 from winpod.operator.cached_objects import (
     CachedNode,
     CachedPod,
     CachedRuntimeClass,
-    ClassObject,
-    NodeObject,
-    PodObject,
+    PackedPod,
     TemplateCache,
     to_cached_class,
     to_cached_node,
@@ -45,7 +44,7 @@ _MIN_STALENESS, _STALENESS_PER_NODE = 0.05, 0.001
 _BATCH = 200
 """Listed objects that are decoded before yielding to other tasks, such as admission reviews."""
 _log = logging.getLogger(__name__)
-_Object = TypeVar("_Object", bound=DictMixin)
+_Object = TypeVar("_Object", bound=msgspec.Struct)
 _Cached = TypeVar("_Cached")
 
 
@@ -65,8 +64,8 @@ class ClusterCache:
         self._pods = _ObjectCache(templates.to_cached_pod, self._pod_changed)
         self._reflectors = (
             Reflector(api, NodeObject, NODES, self._nodes),
-            Reflector(api, ClassObject, CLASSES, self._classes),
-            Reflector(api, PodObject, PODS, self._pods),
+            Reflector(api, RuntimeClassObject, CLASSES, self._classes),
+            Reflector(api, PackedPod, PODS, self._pods),
         )
         self._subscribers: list[tuple[frozenset[CachedKind], asyncio.Event]] = []
         self._allocated = _AllocatedResources()
@@ -223,7 +222,7 @@ class _ObjectCache(Generic[_Object, _Cached]):
         self._on_change(old, new)
 
 
-def _key(obj: DictMixin) -> tuple[str, str]:
+def _key(obj: msgspec.Struct) -> tuple[str, str]:
     metadata = getattr(obj, "metadata", None)
     return (sys.intern(getattr(metadata, "namespace", "")), getattr(metadata, "name", ""))
 

@@ -19,14 +19,13 @@ from winpod.errors import NotFound, WinpodError
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.manifests import template_path
+from winpod.k8s.objects import NodeObject, RuntimeClassObject
 from winpod.labels import ABOUT_ANNOTATION, LAST_APPLIED_ANNOTATION
 from winpod.operator.admission.class_selection import without_runtime_class
 from winpod.operator.cached_objects import (
     CachedPod,
     CachedRuntimeClass,
-    ClassObject,
-    NodeObject,
-    PodObject,
+    PackedPod,
     TemplateCache,
     to_cached_class,
     to_cached_node,
@@ -81,7 +80,7 @@ async def explain_pod(
             f"pod {name} not found in namespace {namespace}.", "Use -n for another namespace."
         )
     templates = TemplateCache()
-    pod = templates.to_cached_pod(msgspec.convert(obj, PodObject))
+    pod = templates.to_cached_pod(msgspec.convert(obj, PackedPod))
     (cluster, classes), images, events, origin = await asyncio.gather(
         _cluster(api, pod, templates),
         _images(api, resolver, pod, obj),
@@ -113,8 +112,8 @@ async def _cluster(
     """Read the cluster with the allocations of all bound pods but the excluded one."""
     nodes, classes, pods = await asyncio.gather(
         api.list(NodeObject, NODES, {}),
-        api.list(ClassObject, CLASSES, {}),
-        api.list(PodObject, PODS, {}),
+        api.list(RuntimeClassObject, CLASSES, {}),
+        api.list(PackedPod, PODS, {}),
     )
     others = (
         templates.to_cached_pod(pod) for pod in pods.items if pod.metadata.uid != excluded.uid

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 
 from winpod.errors import InvalidInput
-from winpod.operator.cached_objects import CachedPod, Condition, PodObject, PodStatus, TemplateCache
+from winpod.k8s.objects import ConditionStatus, OwnedObjectMeta, PodStatus, SlimStruct, is_ready
+from winpod.operator.cached_objects import CachedPod, PackedPod, TemplateCache
 from winpod.operator.upgrade.moves import DAEMON, UpgradeWorkload, WorkloadPod
 from winpod.placement.model import Pod
 from winpod.placement.predicates import TERMINAL_PHASES
@@ -33,41 +33,29 @@ _NO_CONTROLLER = ("", "")
 
 
 class _ReadyStatus(PodStatus):
-    conditions: list[Condition] | None = None
+    conditions: list[ConditionStatus] = msgspec.field(default_factory=list)
 
 
-class ListedPod(PodObject):
+class ListedPod(PackedPod):
     status: _ReadyStatus = msgspec.field(default_factory=_ReadyStatus)
 
     @property
     def is_ready(self) -> bool:
-        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
+        return is_ready(self.status.conditions)
 
 
-class _Owner(DictMixin):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
-
-
-class _Metadata(DictMixin, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    owner_references: list[_Owner] | None = None
-
-
-class _JobTemplate(DictMixin):
+class _JobTemplate(SlimStruct):
     spec: dict[str, Any]
 
 
-class _Spec(DictMixin, rename="camel"):
+class _Spec(SlimStruct):
     replicas: int | None = None
     template: dict[str, Any] | None = None
     job_template: _JobTemplate | None = None
 
 
-class OwnerObject(DictMixin):
-    metadata: _Metadata
+class OwnerObject(SlimStruct):
+    metadata: OwnedObjectMeta
     spec: _Spec
 
     @property
@@ -78,8 +66,8 @@ class OwnerObject(DictMixin):
     @property
     def controller(self) -> tuple[str, str]:
         """Kind and name of the object's own controller."""
-        owners = self.metadata.owner_references or ()
-        return next(((o.kind, o.name) for o in owners if o.controller), _NO_CONTROLLER)
+        owner = self.metadata.controller
+        return (owner.kind, owner.name) if owner else _NO_CONTROLLER
 
 
 Key = tuple[str, str, str]

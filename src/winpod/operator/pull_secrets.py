@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightkube.core.dictmixin import DictMixin
+import msgspec
 from lightkube.models import core_v1 as v1
 
 from winpod.errors import WinpodError
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 class PullSecrets:
     def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._cache: dict[str, tuple[float, asyncio.Future[DictMixin | None]]] = {}
+        self._cache: dict[str, tuple[float, asyncio.Future[msgspec.Struct | None]]] = {}
 
     async def find(
         self, namespace: str, names: Sequence[str], service_account: str = ""
@@ -47,7 +47,7 @@ class PullSecrets:
         secrets = await asyncio.gather(*(self._get(v1.Secret, path) for path in paths))
         return [secret.to_dict() for secret in secrets if isinstance(secret, v1.Secret)]
 
-    async def _get(self, kind: type[DictMixin], path: str) -> DictMixin | None:
+    async def _get(self, kind: type[msgspec.Struct], path: str) -> msgspec.Struct | None:
         """Get an object. Concurrent requests share one call, also if it fails."""
         now = time.monotonic()
         cached_at, future = self._cache.get(path, (now, None))
@@ -59,7 +59,7 @@ class PullSecrets:
                 del self._cache[next(iter(self._cache))]
         return await asyncio.shield(future)
 
-    async def _fetch(self, kind: type[DictMixin], path: str) -> DictMixin | None:
+    async def _fetch(self, kind: type[msgspec.Struct], path: str) -> msgspec.Struct | None:
         try:
             obj = await self._api.get(kind, path)
         except WinpodError:

@@ -7,12 +7,11 @@ import pytest
 
 from winpod.instances.cluster.nodes import (
     EvictedPod,
-    NodeObject,
-    PodObject,
     observe_node,
     select_evictions,
     subnet_of,
 )
+from winpod.k8s.objects import NodeObject, PodObject
 
 
 def node(os: str = "windows", ready: str = "True", address: str = "10.0.0.5") -> NodeObject:

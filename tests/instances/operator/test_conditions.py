@@ -14,7 +14,7 @@ from winpod.instances.operator.conditions import (
     with_condition,
 )
 from winpod.instances.planner.steps import Step, StepKind
-from winpod.k8s.crd import Condition, Metadata
+from winpod.k8s.objects import Condition, ObjectMeta
 
 START = Step(StepKind.START_SERVICE, "containerd", "running", "stopped", "")
 NOW = datetime(2026, 11, 16, 8, 0, tzinfo=UTC)
@@ -55,7 +55,7 @@ def test_condition_keeps_its_transition_time() -> None:
 
 def test_event_refers_to_the_instance_object() -> None:
     instance = WindowsInstance(
-        Metadata(name="a", namespace="n", uid="u"), InstanceSpec("10.0.0.5", "me")
+        ObjectMeta(name="a", namespace="n", uid="u"), InstanceSpec("10.0.0.5", "me")
     )
     event = instance_event(instance, "InstanceReady", "it is", is_bad=False)
     subject = event.subject

@@ -6,12 +6,12 @@ from typing import Any
 from winpod.instances.cluster.resource import InstanceSpec, InstanceStatus, WindowsInstance
 from winpod.instances.operator.instance_objects import InstanceStore
 from winpod.k8s.client import ApiClient
-from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.objects import ObjectMeta
 
 
 def instance(version: str) -> WindowsInstance:
-    metadata = Metadata(name="one", uid="1", resource_version=version)
+    metadata = ObjectMeta(name="one", uid="1", resource_version=version)
     return WindowsInstance(metadata, InstanceSpec("192.0.2.1", "Administrator", 22, ""))
 
 

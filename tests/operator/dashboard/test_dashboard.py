@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from winpod.k8s.crd import Metadata
+from winpod.k8s.objects import ObjectMeta
 from winpod.labels import BUILD_LABEL, OS_LABEL
 from winpod.operator.admission.review import ReviewOutcome
 from winpod.operator.cached_objects import CachedNode, CachedPod, CachedRuntimeClass
@@ -117,7 +117,7 @@ def upgrade(*states: str, name: str = "u", staying: int = 0) -> WindowsUpgrade:
     steps = [StepRecord("drain", f"n{i}", state) for i, state in enumerate(states)]
     left = [WorkloadRecord("Deployment", "shop", f"w{i}", stays=True) for i in range(staying)]
     made = UpgradeStatus("Running", steps=steps, workloads=left)
-    return WindowsUpgrade(Metadata(name, creation_timestamp=name), {}, made)
+    return WindowsUpgrade(ObjectMeta(name, creation_timestamp=name), {}, made)
 
 
 @pytest.mark.parametrize(

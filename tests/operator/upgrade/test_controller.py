@@ -9,8 +9,8 @@ import pytest
 
 from winpod.images.lookup import ImageLookupResult
 from winpod.k8s.client import ApiClient, ObjectList, WatchEvent
-from winpod.k8s.crd import Metadata
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.objects import ObjectMeta
 from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.settings import OperatorSettings
 from winpod.operator.upgrade.controller import UpgradeController
@@ -19,7 +19,7 @@ from winpod.operator.upgrade.snapshot import SnapshotReader
 
 
 def upgrade(uid: str, phase: str, *finalizers: str) -> WindowsUpgrade:
-    metadata = Metadata(name="one", uid=uid, generation=1, finalizers=list(finalizers))
+    metadata = ObjectMeta(name="one", uid=uid, generation=1, finalizers=list(finalizers))
     return WindowsUpgrade(metadata, {"from": "2019", "to": "2022"}, UpgradeStatus(phase))
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from winpod.k8s.crd import Metadata
+from winpod.k8s.objects import ObjectMeta
 from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.upgrade.moves import MoveOutcome, UpgradeWorkload, WorkloadMove
 from winpod.operator.upgrade.plan import UpgradePlan, UpgradeStep, UpgradeStepKind
@@ -128,7 +128,7 @@ def test_failures_after_verification_do_not_undo(
 )
 def test_completed_upgrade_can_be_undone(phase: str, undo: bool, settled: bool) -> None:
     spec = {**SPEC, "undo": undo}
-    assert is_settled(WindowsUpgrade(Metadata("u"), spec, UpgradeStatus(phase))) == settled
+    assert is_settled(WindowsUpgrade(ObjectMeta("u"), spec, UpgradeStatus(phase))) == settled
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_completed_upgrade_can_be_undone(phase: str, undo: bool, settled: bool) 
 def test_upgrade_is_finished_when_settled_without_finalizer(
     phase: str, held: bool, deleted: bool, over: bool
 ) -> None:
-    metadata = Metadata(
+    metadata = ObjectMeta(
         "u",
         deletion_timestamp="2026-11-16T12:00:00Z" if deleted else "",
         finalizers=["other.example/x", *([UPGRADE_FINALIZER] if held else [])],
@@ -330,7 +330,7 @@ def test_json_report_has_a_summary() -> None:
 
 
 def test_new_resource_has_api_version_and_kind() -> None:
-    report_text = msgspec.json.decode(msgspec.json.encode(WindowsUpgrade(Metadata("u"), SPEC)))
+    report_text = msgspec.json.decode(msgspec.json.encode(WindowsUpgrade(ObjectMeta("u"), SPEC)))
     assert (report_text["apiVersion"], report_text["kind"]) == (
         "winpod.dev/v1alpha1",
         "WindowsUpgrade",

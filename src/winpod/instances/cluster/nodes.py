@@ -12,66 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from lightkube.core.dictmixin import DictMixin
 from lightkube.models import coordination_v1 as coordination
 
 from winpod.instances.planner.next_action import ObservedNode
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.drain import evict_pod
-from winpod.k8s.objects import Address, Metadata
+from winpod.k8s.objects import NodeObject, PodObject
 from winpod.labels import CONFIG_MIRROR_ANNOTATION, OS_LABEL, UNSCHEDULABLE_TAINT
 from winpod.placement.predicates import TERMINAL_PHASES
 
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _OVERLAY_SUBNET = "k8s.ovn.org/hybrid-overlay-node-subnet"
-
-
-class _NodeSpec(DictMixin):
-    unschedulable: bool = False
-    subnet: str = msgspec.field(default="", name="podCIDR")
-
-
-class _Condition(DictMixin):
-    type: str = ""
-    status: str = ""
-
-
-class _Info(DictMixin, rename="camel"):
-    container_runtime_version: str = ""
-
-
-class _NodeStatus(DictMixin, rename="camel"):
-    conditions: list[_Condition] = msgspec.field(default_factory=list)
-    addresses: list[Address] = msgspec.field(default_factory=list)
-    node_info: _Info = msgspec.field(default_factory=_Info)
-
-
-class NodeObject(DictMixin):
-    metadata: Metadata
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-
-
-class _PodStatus(DictMixin):
-    phase: str = ""
-
-
-class _Toleration(DictMixin):
-    key: str = ""
-    operator: str = ""
-    effect: str = ""
-
-
-class _PodSpec(DictMixin):
-    tolerations: list[_Toleration] = msgspec.field(default_factory=list)
-
-
-class PodObject(DictMixin):
-    metadata: Metadata
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
-    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +55,10 @@ def observe_node(
         mismatch = f"the node {metadata.name} already exists, and is another machine, at {listed}"
     return ObservedNode(
         metadata.name,
-        is_ready(node) and not is_stale,
+        node.is_ready and not is_stale,
         node.spec.unschedulable,
         status.node_info.container_runtime_version,
         mismatch,
-    )
-
-
-def is_ready(node: NodeObject) -> bool:
-    return any(
-        condition.type == "Ready" and condition.status == "True"
-        for condition in node.status.conditions
     )
 
 
@@ -128,7 +73,7 @@ def subnet_of(node: NodeObject | None) -> str:
     """
     if node is None:
         return ""
-    return node.metadata.annotations.get(_OVERLAY_SUBNET) or node.spec.subnet
+    return node.metadata.annotations.get(_OVERLAY_SUBNET) or node.spec.pod_cidr
 
 
 def select_evictions(
@@ -158,7 +103,7 @@ def select_evictions(
 def _tolerates_cordon(pod: PodObject) -> bool:
     return any(
         toleration.key in ("", UNSCHEDULABLE_TAINT) and toleration.effect in ("", "NoSchedule")
-        for toleration in pod.spec.tolerations
+        for toleration in pod.spec.tolerations or ()
     )
 
 

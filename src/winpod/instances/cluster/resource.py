@@ -7,10 +7,10 @@ all that a new operator needs to continue.
 from __future__ import annotations
 
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 
 from winpod.k8s import crd as schema
-from winpod.k8s.crd import API_VERSION, Condition, CustomResource
+from winpod.k8s.crd import API_VERSION, CustomResource
+from winpod.k8s.objects import Condition, SlimStruct
 from winpod.labels import STOP_MANAGING_ANNOTATION
 
 KIND, PLURAL = "WindowsInstance", "windowsinstances"
@@ -20,14 +20,14 @@ def instances_path(namespace: str) -> str:
     return f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
 
 
-class InstanceSpec(DictMixin, rename="camel", omit_defaults=True):
+class InstanceSpec(SlimStruct):
     address: str
     username: str
     port: int = 22
     machine: str = ""
 
 
-class InstanceStatus(DictMixin, rename="camel", omit_defaults=True):
+class InstanceStatus(SlimStruct):
     """`changing_since` is when an update of a node started; `is_cordoned` is a cordon by winpod for
     it.
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from winpod.clock import format_timestamp
 from winpod.errors import WinpodError
 from winpod.instances.cluster.bootstrap_tokens import with_token
-from winpod.instances.cluster.nodes import is_ready
 from winpod.instances.cluster.resource import InstanceStatus, WindowsInstance
 from winpod.instances.errors import InstanceUnsuitable
 from winpod.instances.operator.conditions import InstancePhase
@@ -126,7 +125,7 @@ class ActionRunner:
         """Release an instance without cleaning it; its Node is deleted unless it is ready."""
         status, message = instance.status, "released as it is, as requested"
         node = await self._context.nodes.get(status.node)
-        if node and node.metadata.uid == status.node_uid and not is_ready(node):
+        if node and node.metadata.uid == status.node_uid and not node.is_ready:
             await self._context.nodes.delete(status.node)
             message += f"; its Node {status.node}, which was not ready, was deleted"
         await self.release(instance, message)

@@ -10,8 +10,9 @@ from winpod.errors import WinpodError
 from winpod.instances import errors
 from winpod.instances.cluster.inventory import InvalidEntry
 from winpod.instances.cluster.resource import KIND, WindowsInstance
-from winpod.k8s.crd import API_VERSION, Condition, updated_condition
+from winpod.k8s.crd import API_VERSION, updated_condition
 from winpod.k8s.event_recorder import Event, ObjectReference
+from winpod.k8s.objects import Condition
 from winpod.labels import INSTANCES_CONFIG_MAP
 
 

@@ -16,8 +16,8 @@ from winpod.instances.cluster.resource import (
     instances_path,
 )
 from winpod.k8s.client import ApiClient, ApiError
-from winpod.k8s.crd import Metadata
 from winpod.k8s.informer import Reflector
+from winpod.k8s.objects import ObjectMeta
 from winpod.labels import INSTANCE_FINALIZER
 
 
@@ -42,7 +42,7 @@ class InstanceStore:
         return copy.deepcopy(self.known.get(name))
 
     async def create(self, entry: InventoryEntry) -> None:
-        metadata = Metadata(
+        metadata = ObjectMeta(
             name=entry.name, namespace=self._namespace, finalizers=[INSTANCE_FINALIZER]
         )
         new = WindowsInstance(metadata, _spec(entry))

@@ -10,19 +10,22 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 
 from winpod.instances.cluster.inventory import InventoryEntry, is_address
-from winpod.k8s.objects import Address, Metadata
+from winpod.k8s.objects import Address, OwnedObjectMeta, SlimStruct
 
 GROUP = "/apis/machine.openshift.io/v1beta1"
 _LABEL, _WINDOWS = "machine.openshift.io/os-id", "Windows"
 
 
-class MachineObject(DictMixin):
+class _Metadata(OwnedObjectMeta):
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class MachineObject(SlimStruct):
     """Common fields of Machines and MachineSets."""
 
-    metadata: Metadata
+    metadata: _Metadata
 
     @property
     def name(self) -> str:
@@ -33,7 +36,7 @@ class MachineObject(DictMixin):
         return bool(self.metadata.deletion_timestamp)
 
 
-class _Status(DictMixin):
+class _Status(SlimStruct):
     addresses: list[Address] = msgspec.field(default_factory=list)
 
 
@@ -55,16 +58,16 @@ class Machine(MachineObject):
         return next((owner.name for owner in owners if owner.kind == "MachineSet"), "")
 
 
-class _Template(DictMixin):
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+class _Template(SlimStruct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
-class _SetSpec(DictMixin):
+class _SetSpec(SlimStruct):
     replicas: int = 1
     template: _Template = msgspec.field(default_factory=_Template)
 
 
-class _SetStatus(DictMixin, rename="camel"):
+class _SetStatus(SlimStruct):
     ready_replicas: int = 0
 
 

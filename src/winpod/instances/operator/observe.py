@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from winpod.errors import WinpodError
-from winpod.instances.cluster.nodes import NodeObject, observe_node, subnet_of
+from winpod.instances.cluster.nodes import observe_node, subnet_of
 from winpod.instances.cluster.resource import InstanceStatus, WindowsInstance
 from winpod.instances.errors import InstanceUnsuitable
 from winpod.instances.operator.conditions import (
@@ -28,6 +28,7 @@ from winpod.instances.planner.state import CONTAINERD, InstanceState
 from winpod.instances.planner.steps import Step
 from winpod.instances.ssh import converge
 from winpod.instances.ssh.facts import identify
+from winpod.k8s.objects import NodeObject
 
 
 @dataclass(frozen=True, slots=True)

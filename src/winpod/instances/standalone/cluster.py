@@ -18,13 +18,14 @@ from winpod.instances.cluster.csr_approval import (
 )
 from winpod.instances.cluster.endpoint import ClusterEndpoint, find_cluster_endpoint
 from winpod.instances.cluster.inventory import is_address
-from winpod.instances.cluster.nodes import NODES, NodeClient, NodeObject
+from winpod.instances.cluster.nodes import NODES, NodeClient
 from winpod.instances.cluster.resource import PLURAL, WindowsInstance
 from winpod.instances.errors import InstanceUnsuitable
 from winpod.instances.ssh.host import SshHost
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.crd import API_VERSION
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.objects import NodeObject
 from winpod.labels import BOOTSTRAP_GROUP, CORDONED_ANNOTATION, INSTANCES_BINDING
 
 _GROUP = "rbac.authorization.k8s.io"

@@ -19,7 +19,6 @@ from winpod.instances.cluster.nodes import (
     EvictedPod,
     api_error_context,
     is_at,
-    is_ready,
     observe_node,
     subnet_of,
 )
@@ -289,7 +288,7 @@ async def abandon_instance(host: SshHost, cluster: StandaloneCluster) -> str:
             "If it had another address, delete its Node: kubectl delete node NAME",
         )
     names = ", ".join(node.metadata.name for node in matching)
-    if any(is_ready(node) for node in matching):
+    if any(node.is_ready for node in matching):
         raise InstanceUnsuitable(
             f"{host.name}: its Node {names} is ready, so the machine is running.",
             "Check why SSH does not answer, or wait until the Node is not ready.",

@@ -18,7 +18,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from lightkube.core.dictmixin import DictMixin
 from lightkube.models import core_v1 as v1
 from lightkube.models.meta_v1 import ObjectMeta
 
@@ -26,6 +25,7 @@ from winpod.clock import utc_now
 from winpod.errors import Unavailable
 from winpod.k8s.certificates import PrivateKey
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.objects import SlimStruct
 from winpod.labels import MANAGED_BY_LABEL, MANAGED_BY_VALUE, WEBHOOK_CONFIGURATION, WEBHOOK_SECRET
 
 _CA_DAYS, _SERVING_DAYS = 3650, 365
@@ -181,16 +181,16 @@ _MAX_ATTEMPTS = 5
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 
 
-class _ClientConfig(DictMixin, rename="camel"):
+class _ClientConfig(SlimStruct):
     ca_bundle: str = ""
 
 
-class _Webhook(DictMixin, rename="camel"):
+class _Webhook(SlimStruct):
     name: str
     client_config: _ClientConfig
 
 
-class _Configuration(DictMixin):
+class _Configuration(SlimStruct):
     webhooks: list[_Webhook] | None = None
 
 

@@ -20,13 +20,14 @@ from winpod.concurrency import Backoff
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, ObjectReference
+from winpod.k8s.objects import NodeObject
 from winpod.labels import (
     ABOUT_ANNOTATION,
     FILLED_LABELS_ANNOTATION,
     MANAGED_BY_LABEL,
     MANAGED_BY_VALUE,
 )
-from winpod.operator.cached_objects import CachedNode, NodeObject
+from winpod.operator.cached_objects import CachedNode
 from winpod.operator.cluster_cache import CLASSES, NODES, CachedKind, ClusterCache
 from winpod.operator.runtimeclasses.desired_classes import (
     ClassAction,

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from winpod.k8s.crd import Condition, updated_condition
+from winpod.k8s.crd import updated_condition
+from winpod.k8s.objects import Condition
 from winpod.operator.upgrade.moves import MoveOutcome, WorkloadMove
 from winpod.operator.upgrade.plan import UpgradePlan, UpgradeStep, UpgradeStepKind
 from winpod.operator.upgrade.resource import (

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from lightkube.core.dictmixin import DictMixin
 
 from winpod.k8s import crd as schema
-from winpod.k8s.crd import API_VERSION, Condition, CustomResource
+from winpod.k8s.crd import API_VERSION, CustomResource
+from winpod.k8s.objects import Condition, SlimStruct
 from winpod.labels import UPGRADE_FINALIZER
 from winpod.operator.upgrade.spec import OldNodePolicy, UpgradeStrategy
 
@@ -20,7 +20,7 @@ KIND, PLURAL = "WindowsUpgrade", "windowsupgrades"
 UPGRADES = f"/apis/{API_VERSION}/{PLURAL}"
 
 
-class StepRecord(DictMixin, rename="camel", omit_defaults=True):
+class StepRecord(SlimStruct):
     """A step; `before` is what is needed to undo it, saved before it starts."""
 
     do: str
@@ -33,7 +33,7 @@ class StepRecord(DictMixin, rename="camel", omit_defaults=True):
     after: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class WorkloadRecord(DictMixin, rename="camel", omit_defaults=True):
+class WorkloadRecord(SlimStruct):
     kind: str
     namespace: str
     name: str
@@ -47,13 +47,13 @@ class WorkloadRecord(DictMixin, rename="camel", omit_defaults=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-class NodeRecord(DictMixin):
+class NodeRecord(SlimStruct):
     name: str
     role: str
     state: str
 
 
-class UpgradeStatus(DictMixin, rename="camel", omit_defaults=True):
+class UpgradeStatus(SlimStruct):
     """`ready` is the number of ready pods of each workload before it was changed."""
 
     phase: str = ""
