@@ -10,7 +10,7 @@ DEMO := .demo
 AGAIN := --last-failed --last-failed-no-failures none
 
 .PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor fresh-machine \
-  fresh-machine-short bench docs manifests proto protocol lock clean
+  fresh-machine-short bench docs manifests proto protocol models lock clean
 
 demo: $(READY)
 	@rm -rf $(DEMO)/images
@@ -117,6 +117,11 @@ proto: $(READY)
 
 protocol: $(READY)
 	$(BIN)/python native/generate_protocol.py
+
+# Of the Kubernetes version in tests/e2e/controlplane/go.mod; needs Go.
+models: $(READY)
+	$(BIN)/python tools/generate_models.py
+	$(BIN)/ruff format --quiet src/winpod/k8s/models
 
 lock: $(READY)
 	$(BIN)/pip install --quiet uv

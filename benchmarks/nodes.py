@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.processes import ServerProcess
 
@@ -28,6 +26,8 @@ from benchmarks.kwok import kwok_command
 from benchmarks.scale import memory_of
 from winpod.k8s.client import ApiClient
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 
 NODES, PODS = 1000, 10
 AT_ONCE = 32

@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-from lightkube.models import node_v1
 from tests.e2e.controlplane import ControlPlane
 from tests.support.e2e.objects import HYPERVISOR, PROCESS, linux_node, windows_node
 
@@ -30,6 +28,8 @@ from benchmarks.nodes import at_once, cost_of
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Informer
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models import node_v1
 
 NODES, PODS = 2000, 20000
 WORKLOADS = 200

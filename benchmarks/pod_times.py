@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
 
 from winpod.k8s.client import ApiClient
+from winpod.k8s.models import core_v1 as v1
 
 PATIENCE = 600
 READY, RUNS, GONE, ENDS = "apply to Ready", "on the node", "delete to gone", "on the node, ending"

@@ -7,7 +7,7 @@ import pytest
 
 from winpod.cli.main import COMMANDS, load
 
-HEAVY = ("grpc", "aiohttp", "pyregf", "lightkube", "yaml", "zstandard")
+HEAVY = ("grpc", "aiohttp", "pyregf", "msgspec", "yaml", "zstandard")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

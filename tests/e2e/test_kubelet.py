@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 from tests.support.cri_node import Node
 from tests.support.e2e.microvms import link_kit
 from tests.support.e2e.runtime_process import RuntimeProcess
@@ -20,6 +19,7 @@ from winpod.compute.hypervisor.accelerator import ALLOW
 from winpod.compute.hypervisor.assets import build_assets
 from winpod.cri.rpc import CriClient
 from winpod.images.base.builder import Base
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValue
 from winpod.kubelet.runtime_status import RuntimeContainer
 

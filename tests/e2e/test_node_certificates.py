@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from lightkube.models import authentication_v1
 from tests.e2e.controlplane import ControlPlane
 from tests.e2e.controlplane.certificates import Certificate, new_authority
 from tests.support.e2e.bootstrap import bootstrap_token_of, requests_of
@@ -27,6 +26,7 @@ from winpod.errors import Unavailable
 from winpod.k8s.certificates import PrivateKey, node_subject, write_chain
 from winpod.k8s.client import ApiClient
 from winpod.k8s.kubeconfig import RestConfig, read_kubeconfig, token_config, write_kubeconfig
+from winpod.k8s.models import authentication_v1
 from winpod.kubelet.node.certificate_manager import (
     NodeIdentity,
     RenewalErrors,

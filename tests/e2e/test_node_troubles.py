@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 from tests.e2e.controlplane import IN_TIME, ControlPlane
 from tests.e2e.controlplane.control_plane import POD_RANGE
 from tests.e2e.controlplane.processes import ServerProcess
@@ -41,6 +40,7 @@ from winpod.errors import Unavailable
 from winpod.images.base.builder import Base
 from winpod.k8s.client import ApiClient
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers
 
 IMAGE = "registry.example/app:1"

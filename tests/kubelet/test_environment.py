@@ -2,9 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import KnownObjects, encoded, node_config_in, pod_of, read
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import ConfigError
 from winpod.kubelet.environment import expand, resolve_environment
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.kubelet_pods import (
     UID,
@@ -25,6 +24,7 @@ from tests.support.pushed_images import push
 from tests.support.small_node import AdjustableClock, SmallNode, pod_of, pulled
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import with_fields
 from winpod.kubelet.kubelet import Kubelet
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import KnownObjects, read
 from tests.support.kubelet_pods import UID, is_ready, until_true
 from tests.support.small_node import AdjustableClock, SmallNode, pod_of
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValue
 from winpod.kubelet.kubelet import SyncPeriods
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from lightkube.models import core_v1 as v1
 
 from tests.support.kubelet_pods import deleted, is_ready, listed
 from tests.support.small_node import SmallNode, pod_of
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, uid_of, with_fields
 
 _CHANGES = ("Run", "Create", "Start", "Stop", "Remove")

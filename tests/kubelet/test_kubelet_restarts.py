@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from lightkube.models import core_v1 as v1
 
 from tests.support.kubelet_pods import UID, container, is_ready
 from tests.support.small_node import SmallNode, pod_of
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import condition, with_fields
 
 

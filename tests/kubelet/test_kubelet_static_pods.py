@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.small_node import SmallNode
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import uid_of
 from winpod.kubelet.static_pods import read_static_pod
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import pod_of, read
 from tests.support.memory_api import MemoryApi
 from winpod.errors import InvalidInput
 from winpod.k8s.client import ApiError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import uid_of
 from winpod.kubelet import static_pods
 from winpod.kubelet.static_pods import (

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from lightkube.models import core_v1 as v1
 
 from tests.support.fake_api_server import StandInApi, reached
 from tests.support.registries import serve
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.models import core_v1 as v1
 from winpod.operator.cluster_cache import CLASSES, NODES, PODS
 from winpod.operator.manager import OperatorManager, OperatorOptions
 from winpod.operator.settings import CONFIG_KEY, OperatorSettings

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from aiohttp import web
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 
 from tests.support.registries import serve
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.play.apiserver.store import ObjectStore
 from winpod.play.image_lookup import PodImageLookup
 

@@ -3,10 +3,10 @@
 import base64
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.objects import ApiStruct
 from winpod.kubelet.node_config import NodeConfig
 from winpod.windows.builds import parse_build
 
@@ -47,12 +47,12 @@ class KnownObjects:
         return None
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=ApiStruct)
 
 
 def read(kind: type[_T], data: dict[str, Any]) -> _T:
     """Decode an API object from its JSON data."""
-    return cast(_T, cast(Any, kind).from_dict(data))
+    return kind.from_dict(data)
 
 
 def pod_of(spec: dict[str, Any], **metadata: Any) -> v1.Pod:

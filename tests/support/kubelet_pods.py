@@ -5,11 +5,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from tests.support.known_objects import read
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 
 UID = "uid-web"
 NOTHING: Any = v1.ContainerStatus(

@@ -3,9 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from tests.support.known_objects import read
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import all_containers
 from winpod.kubelet.cri_convert import container_hash
 from winpod.kubelet.runtime_status import (

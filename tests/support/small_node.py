@@ -10,13 +10,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from tests.support.cri_node import Node
 from tests.support.known_objects import KnownObjects, node_config_in, read
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import uid_of
 from winpod.kubelet.interfaces import EventType
 from winpod.kubelet.kubelet import Kubelet, KubeletDeps

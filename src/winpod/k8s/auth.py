@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import hdrs, web
-from lightkube.models import authentication_v1, authorization_v1
 
 from winpod.concurrency import TtlCache
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
+from winpod.k8s.models import authentication_v1, authorization_v1
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

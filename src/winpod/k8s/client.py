@@ -15,11 +15,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import aiohttp
 import msgspec
-from lightkube.models import meta_v1
 
 from winpod import __version__
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.models import meta_v1
 
 T = TypeVar("T")
 STRATEGIC = "application/strategic-merge-patch+json"

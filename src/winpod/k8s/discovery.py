@@ -13,12 +13,12 @@ import re
 import ssl
 
 import yaml
-from lightkube.models import core_v1 as v1
 
 from winpod.errors import InvalidInput, PermissionDenied
 from winpod.field_reader import Field
 from winpod.k8s.client import ApiClient
 from winpod.k8s.kubeconfig import RestConfig, normalize_url, token_config
+from winpod.k8s.models import core_v1 as v1
 
 _TOKEN = re.compile(r"([a-z0-9]{6})\.([a-z0-9]{16})")
 _CLUSTER_INFO = "/api/v1/namespaces/kube-public/configmaps/cluster-info"

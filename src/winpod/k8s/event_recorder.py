@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
-
 from winpod.clock import Clock, truncate_to_seconds, utc_now
 from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 
 SIMILAR_LIMIT = 10
 SIMILAR_WINDOW = timedelta(minutes=10)

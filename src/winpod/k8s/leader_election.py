@@ -17,12 +17,11 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
-from lightkube.models import coordination_v1 as coordination
-from lightkube.models.meta_v1 import ObjectMeta
-
 from winpod.clock import utc_now
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
+from winpod.k8s.models import coordination_v1 as coordination
+from winpod.k8s.models.meta_v1 import ObjectMeta
 
 LEASE_SECONDS = 15
 RENEW_DEADLINE = 10.0

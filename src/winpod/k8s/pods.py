@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, TypeVar, cast
-
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
+from typing import Any, TypeVar
 
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.labels import CONFIG_SOURCE_ANNOTATION
 from winpod.quantities import parse_quantity
 
@@ -61,7 +60,7 @@ def ephemeral_containers(pod: v1.Pod) -> list[v1.Container]:
 def _as_container(container: v1.EphemeralContainer) -> v1.Container:
     fields = container.to_dict()
     fields.pop("targetContainerName", None)
-    return cast(v1.Container, v1.Container.from_dict(fields))
+    return v1.Container.from_dict(fields)
 
 
 def all_containers(pod: v1.Pod) -> Iterator[v1.Container]:

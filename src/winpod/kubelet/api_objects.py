@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
-from lightkube.models import authentication_v1 as authentication
-from lightkube.models import core_v1 as v1
-from lightkube.models import node_v1
 
 from winpod.errors import Unavailable
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.informer import Informer
+from winpod.k8s.models import authentication_v1 as authentication
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models import node_v1
 from winpod.k8s.pods import metadata_of
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
 from winpod.files import remove_tree
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.cri_convert import log_directory
 from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.images.image_manager import ImageManager
 from winpod.kubelet.interfaces import EventType, ObjectSource, StatusReporter
 from winpod.kubelet.metrics import KubeletMetrics

@@ -6,9 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import ConfigError, metadata_of, spec_of
 from winpod.kubelet.environment import expand
 from winpod.kubelet.node_config import NodeConfig

@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
-
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.k8s.pods import ConfigError
 from winpod.kubelet.interfaces import ObjectSource
 from winpod.kubelet.node_config import NodeConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from lightkube.models import core_v1 as v1
+from winpod.k8s.models import core_v1 as v1
 
 EventType = Literal["Normal", "Warning"]
 

@@ -13,13 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
-
 from winpod.clock import Clock, utc_now
 from winpod.concurrency import BackoffPolicy
 from winpod.cri.rpc import CriClient
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.k8s.pods import format_pod, is_static, metadata_of, pod_log_fields, uid_of
 from winpod.kubelet.admission.handler import AdmissionHandler
 from winpod.kubelet.admission.predicates import AllocatedResources

@@ -15,10 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import Unavailable, WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     format_pod,
     grace_seconds,

@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 import yaml
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import OwnerReference
 
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput, Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import OwnerReference
 from winpod.k8s.pods import is_deleted, metadata_of, uid_of
 from winpod.k8s.pods import is_static as is_static
 from winpod.labels import (

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-from lightkube.models import core_v1 as v1
 
 from winpod.errors import NotFound, WinpodError
 from winpod.images.resolver import ImageResolver
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.manifests import template_path
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.objects import NodeObject, RuntimeClassObject
 from winpod.labels import ABOUT_ANNOTATION, LAST_APPLIED_ANNOTATION
 from winpod.operator.admission.class_selection import without_runtime_class

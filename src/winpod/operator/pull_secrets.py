@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from lightkube.models import core_v1 as v1
 
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
+from winpod.k8s.models import core_v1 as v1
 
 _TTL_SECONDS = 60.0
 _MAX_CACHED = 1000

@@ -11,12 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput
 from winpod.k8s.client import ApiClient
 from winpod.k8s.event_recorder import Event, ObjectReference
 from winpod.k8s.informer import Reflector
+from winpod.k8s.models import core_v1 as v1
 from winpod.labels import OPERATOR_CONFIG_MAP
 from winpod.operator.settings import CONFIG_KEY, OperatorSettings, read_settings
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import format_timestamp, utc_now
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import is_deleted
 from winpod.kubelet.volumes.block import requested_disk_size
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import utc_now
 from winpod.concurrency import run_to_completion
 from winpod.config import ComputeKind, Config
 from winpod.errors import WinpodError
 from winpod.images.layout import open_layout
 from winpod.images.registry.auth import ResolvedCredentials
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.interfaces import EventType
 from winpod.play import scheduler

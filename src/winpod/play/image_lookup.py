@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput, WinpodError
 from winpod.images.lookup import CacheLimits, ImageLookup, Secrets
 from winpod.images.references import Reference, parse_reference
 from winpod.images.registry.auth import CredentialSource
 from winpod.images.resolver import ImageResolver, guess_build_from_tag, parse_layout_name
+from winpod.k8s.models import core_v1 as v1
 from winpod.play.apiserver.objects import Document, key_of
 from winpod.play.apiserver.pods import images_of, pull_secrets
 from winpod.play.apiserver.store import ObjectStore

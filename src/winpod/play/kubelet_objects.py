@@ -9,22 +9,22 @@ import json
 import secrets
 import time
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-from lightkube.models import core_v1 as v1
+from typing import Any, TypeVar
 
 from winpod.files import write_atomic
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.objects import ApiStruct
 from winpod.k8s.pods import metadata_of
 from winpod.placement.model import RuntimeClass
 from winpod.play.apiserver.objects import Document, ObjectKey
 from winpod.play.apiserver.store import ObjectStore, StoredObject
 
-_Model = TypeVar("_Model")
+_Model = TypeVar("_Model", bound=ApiStruct)
 _ISSUER = "https://kubernetes.default.svc.cluster.local"
 
 
 def from_document(model: type[_Model], document: Document) -> _Model:
-    return cast(_Model, cast(Any, model).from_dict(document))
+    return model.from_dict(document)
 
 
 class StoredObjectSource:

@@ -15,8 +15,6 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.config import ComputeKind, Config
 from winpod.cri.assemble import RuntimeLocation, assemble, hypervisor_unavailable_reason
 from winpod.cri.daemon import DaemonInfo
@@ -25,6 +23,7 @@ from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import CriClient
 from winpod.errors import InvalidInput
 from winpod.files import remove_tree
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import spec_of
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValue
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter

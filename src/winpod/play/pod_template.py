@@ -11,11 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
-
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import LabelSelector, ObjectMeta, OwnerReference
 from winpod.k8s.pods import condition, is_deleted, metadata_of
 from winpod.labels import OWNER_ANNOTATION
 from winpod.placement.model import NodeSelectorRequirement
@@ -77,7 +76,7 @@ def pod_from_template(
     annotations: Mapping[str, str] | None = None,
 ) -> v1.Pod:
     metadata = template.metadata or ObjectMeta()
-    spec = cast(v1.PodSpec, v1.PodSpec.from_dict(template.spec.to_dict() if template.spec else {}))
+    spec = v1.PodSpec.from_dict(template.spec.to_dict() if template.spec else {})
     pod_metadata = ObjectMeta(
         name=name,
         namespace=owner.metadata.namespace,

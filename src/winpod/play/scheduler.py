@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import utc_now
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import condition, is_deleted, metadata_of, spec_of, uid_of
 from winpod.kubelet.node_config import NodeConfig
 from winpod.labels import ARCH_LABEL, BUILD_LABEL, OS_LABEL

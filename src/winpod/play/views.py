@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     condition,
     init_containers,

@@ -2,10 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import node_config_in, read
 from tests.support.runtime_pods import pod_of
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import with_fields
 from winpod.kubelet.admission.predicates import (
     admission_failure,

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import node_config_in, read
 from tests.support.pushed_images import push
 from tests.support.small_node import SmallNode, pod_of, pulled
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import is_critical
 from winpod.kubelet.admission.handler import PreemptionImpossible, select_preemption_victims
 from winpod.kubelet.admission.predicates import allocated_by, insufficient_resources

@@ -1,10 +1,10 @@
 from datetime import timedelta
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.runtime_pods import pod_of
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import with_fields
 from winpod.kubelet.eviction.ranking import (
     MEMORY,

@@ -5,14 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from tests.support.known_objects import encoded, read
 from tests.support.pushed_images import push
 from tests.support.registries import PASSWORD, auths, log_in
 from tests.support.small_node import SmallNode, pod_of
 from winpod.cli.main import app
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 
 FAILED_SECRETS = "FailedToRetrieveImagePullSecret"
 

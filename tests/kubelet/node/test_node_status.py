@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from tests.support.known_objects import node_config_in
 from winpod.cri.proto import api_pb2 as api
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.node.node_status import (
     EMULATED,
     WINDOWS_TAINT,

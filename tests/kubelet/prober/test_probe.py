@@ -9,10 +9,10 @@ import grpc.aio
 import pytest
 from aiohttp import web
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import read
 from winpod.cri.rpc import CriClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.metrics import KubeletMetrics
 from winpod.kubelet.prober.probe import NoSuchPort, ProbeAnswer, Prober
 from winpod.kubelet.prober.results import ProbeResult, ResultStreak

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import pod_of, read
 from winpod.errors import InvalidInput
 from winpod.k8s.auth import RequestAttributes, UserInfo, request_attributes, user_of_certificate
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.kubelet import PodEntry
 from winpod.kubelet.runtime_status import (
     ContainerState,

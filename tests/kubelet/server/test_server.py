@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
-from lightkube.models import core_v1 as v1
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.known_objects import read
@@ -27,6 +26,7 @@ from winpod.clock import utc_now
 from winpod.cri.proto.api_pb2 import StopContainerRequest
 from winpod.cri.rpc import CriClient
 from winpod.k8s.certificates import CertificateSubject, PrivateKey, write_chain
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
 from winpod.kubelet.kubelet import Kubelet
 from winpod.kubelet.server.context import ServerContext

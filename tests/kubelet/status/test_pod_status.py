@@ -2,10 +2,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import read
 from tests.support.runtime_pods import NOW, container, pod_of, runtime_pod, sandbox
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import qos_class, with_fields
 from winpod.kubelet.prober.results import ContainerHealth, ProbeResult
 from winpod.kubelet.runtime_status import RuntimePod, to_runtime_pod

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import read
 from tests.support.runtime_pods import NOW, container, pod_of, runtime_pod, sandbox
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import with_fields
 from winpod.kubelet.runtime_status import RuntimePod, to_runtime_pod
 from winpod.kubelet.status.phase import PodCondition, PodState, StatusReason
@@ -26,7 +26,6 @@ NOT_WRITTEN = {
         "resourceClaimStatuses": "the claim controller's",
         "extendedResourceClaimStatus": "the scheduler's",
         "nodeAllocatableResourceClaimStatuses": "the scheduler's",
-        "volumeHealth": "CSI volumes are not supported",
     },
     "ContainerStatus": {
         "allocatedResourcesStatus": "the node has no devices",

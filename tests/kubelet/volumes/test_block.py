@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import KnownObjects, node_config_in, pod_of, read
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.volumes.block import block_device_of, create_disk_image, requested_disk_size
 from winpod.kubelet.volumes.manager import VolumeManager
 from winpod.kubelet.volumes.projected import VolumeMountFailed

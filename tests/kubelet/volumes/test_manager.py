@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import KnownObjects, encoded, node_config_in, pod_of, read
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import PermissionDenied
 from winpod.files import read_directory, write_directory_atomic
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.volumes.manager import MountedVolumes, VolumeManager, hosts_file_content
 from winpod.kubelet.volumes.projected import VolumeMountFailed
 

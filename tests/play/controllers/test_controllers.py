@@ -6,9 +6,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.play.controllers.manager import ControllerContext, reconcile
 from winpod.play.cron_schedule import parse_schedule
 from winpod.play.pod_template import ControllerActions, name_of

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.support.known_objects import read
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.play.proxy.dns import (
     DnsServer,
     Question,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.models import core_v1 as v1
 
 from tests.e2e.controlplane import ControlPlane
 from tests.support.e2e import windows_programs
@@ -27,6 +26,7 @@ from winpod.k8s.auth import ApiServerAuthorizer
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import read_kubeconfig
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
 from winpod.kubelet.eviction.thresholds import EvictionThresholds, parse_thresholds
 from winpod.kubelet.kubelet import KubeletDeps

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.concurrency import supervise
 from winpod.config import Config
 from winpod.cri.fake_runtime import FakeRuntime
@@ -20,6 +18,7 @@ from winpod.k8s.certificates import CertificateSubject
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.api_objects import ClusterInformers, pods_of_node_selector
 from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.node.agent import NodeAgent

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import msgspec
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.clock import Clock, format_timestamp, truncate_to_seconds, utc_now
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.labels import BOOTSTRAP_GROUP
 
 NAMESPACE = "kube-system"

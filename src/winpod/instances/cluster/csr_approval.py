@@ -14,11 +14,11 @@ from ipaddress import ip_address
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from lightkube.models import certificates_v1 as certificates
 
 from winpod.clock import truncate_to_seconds, utc_now
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.csr import CLIENT_SIGNER, SERVING_SIGNER
+from winpod.k8s.models import certificates_v1 as certificates
 from winpod.labels import BOOTSTRAP_GROUP
 
 NODES, NODE_USER = "system:nodes", "system:node:"

@@ -11,12 +11,12 @@ import binascii
 from dataclasses import dataclass
 
 import yaml
-from lightkube.models import core_v1 as v1
 
 from winpod.errors import InvalidInput
 from winpod.field_reader import Field
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.models import core_v1 as v1
 
 _CLUSTER_INFO = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lightkube.models import coordination_v1 as coordination
-
 from winpod.instances.planner.next_action import ObservedNode
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.drain import evict_pod
+from winpod.k8s.models import coordination_v1 as coordination
 from winpod.k8s.objects import NodeObject, PodObject
 from winpod.labels import CONFIG_MIRROR_ANNOTATION, OS_LABEL, UNSCHEDULABLE_TAINT
 from winpod.placement.predicates import TERMINAL_PHASES

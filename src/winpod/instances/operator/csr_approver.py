@@ -7,8 +7,6 @@ import logging
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from lightkube.models import certificates_v1 as certificates
-
 from winpod.errors import WinpodError
 from winpod.instances.cluster.csr_approval import (
     REQUESTS,
@@ -23,6 +21,7 @@ from winpod.instances.cluster.resource import WindowsInstance
 from winpod.instances.operator.context import OperatorContext
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.k8s.models import certificates_v1 as certificates
 
 _EVALUATE_SECONDS = 5.0
 _log = logging.getLogger(__name__)

@@ -12,8 +12,6 @@ import binascii
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput
 from winpod.instances.cluster.inventory import (
     KEY_ENTRY,
@@ -28,6 +26,7 @@ from winpod.instances.operator.machines import inventory_entry_of
 from winpod.instances.ssh.authorized_keys import SshKeys, read_keys
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.k8s.models import core_v1 as v1
 from winpod.labels import INSTANCES_CONFIG_MAP, INSTANCES_KEY_SECRET
 from winpod.operator.instance_settings import InstanceSettings
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from lightkube.models import certificates_v1 as certificates
-
 from winpod.clock import format_timestamp, utc_now
 from winpod.instances.cluster.bootstrap_tokens import BootstrapTokens
 from winpod.instances.cluster.csr_approval import (
@@ -25,6 +23,7 @@ from winpod.instances.ssh.host import SshHost
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.crd import API_VERSION
 from winpod.k8s.kubeconfig import RestConfig
+from winpod.k8s.models import certificates_v1 as certificates
 from winpod.k8s.objects import NodeObject
 from winpod.labels import BOOTSTRAP_GROUP, CORDONED_ANNOTATION, INSTANCES_BINDING
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import grace_seconds, is_critical, priority_of, qos_class, uid_of
 from winpod.kubelet.admission.predicates import (
     AllocatedResources,

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput
 from winpod.field_reader import Quantities
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import is_critical, metadata_of, qos_class, spec_of, with_fields
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.status.phase import PodCondition, StatusReason

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import uid_of
 from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.eviction.ranking import (

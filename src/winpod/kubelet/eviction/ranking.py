@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     init_containers,
     is_critical,

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import spec_of, uid_of
 from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.cri_convert import CONTAINER_NAME_LABEL, POD_UID_LABEL, log_directory

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput, WinpodError
@@ -17,6 +15,7 @@ from winpod.images.pull.source import find_in_layout
 from winpod.images.references import parse_reference
 from winpod.images.registry.auth import Credential, Keyring, read_pull_secret
 from winpod.images.resolver import LAYOUT_PREFIXES
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, spec_of, uid_of
 from winpod.kubelet.interfaces import ObjectSource, StatusReporter
 from winpod.kubelet.runtime_client import RuntimeClient

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.prober.probe import Prober
 from winpod.kubelet.prober.results import ProbeResult
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
-from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import all_containers, grace_seconds, sidecars
 from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.lifecycle.hooks import run_hook

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from lightkube.models import core_v1 as v1
-
 from winpod.concurrency import BackoffState
 from winpod.cri.handler_status import SANDBOX_INFO, reported_accelerator
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import NotFound, Unavailable, WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import ConfigError, format_pod, grace_seconds, metadata_of, spec_of, uid_of
 from winpod.kubelet.context import KubeletContext
 from winpod.kubelet.cri_convert import container_config, container_hash, sandbox_config

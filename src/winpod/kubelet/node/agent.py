@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.concurrency import supervise
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, uid_of
 from winpod.kubelet.kubelet import Kubelet, KubeletDeps
 from winpod.kubelet.node.node_status import MachineInfo

@@ -16,8 +16,6 @@ from datetime import datetime, timedelta
 from math import inf
 from pathlib import Path
 
-from lightkube.models import certificates_v1 as certificates
-from lightkube.models.meta_v1 import ObjectMeta
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from winpod.clock import utc_now
@@ -34,6 +32,8 @@ from winpod.k8s.certificates import (
 from winpod.k8s.client import ApiClient
 from winpod.k8s.csr import CLIENT_SIGNER, SERVING_SIGNER
 from winpod.k8s.kubeconfig import RestConfig, write_kubeconfig
+from winpod.k8s.models import certificates_v1 as certificates
+from winpod.k8s.models.meta_v1 import ObjectMeta
 
 _CLIENT, _SERVING = "kubelet_certificate_manager_client", "kubelet_certificate_manager_server"
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.concurrency import supervise
 from winpod.cri.fake_runtime import FakeRuntime
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import spec_of
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers
 from winpod.kubelet.kubelet import KubeletDeps

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightkube.models import core_v1 as v1
 from prometheus_client.metrics_core import Metric
 
 from winpod.clock import utc_now
@@ -35,6 +34,7 @@ from winpod.k8s.client import ApiClient
 from winpod.k8s.discovery import discover_cluster
 from winpod.k8s.informer import Reflector
 from winpod.k8s.kubeconfig import RestConfig, normalize_url, read_kubeconfig, token_config
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.api_objects import ApiObjectSource, ClusterInformers, pods_of_node_selector
 from winpod.kubelet.kubelet import KubeletDeps
 from winpod.kubelet.node.agent import NodeAgent

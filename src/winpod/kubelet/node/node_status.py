@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
-
 from winpod import __version__
 from winpod.clock import truncate_to_seconds
 from winpod.compute.hypervisor.accelerator import Accelerator
 from winpod.cri.handler_status import HYPERVISOR_INFO, reported_accelerator
 from winpod.cri.proto import api_pb2 as api
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.kubelet.node_config import NodeConfig
 from winpod.kubelet.runtime_client import unready_conditions
 from winpod.labels import (

@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from lightkube.models import coordination_v1 as coordination
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
-
 from winpod.clock import utc_now
 from winpod.concurrency import Backoff
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError, forbidden_labels
+from winpod.k8s.models import coordination_v1 as coordination
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta, OwnerReference
 from winpod.kubelet.node.node_status import (
     MachineInfo,
     RuntimeFindings,

@@ -16,11 +16,11 @@ import aiohttp
 import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
-from lightkube.models import core_v1 as v1
 
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.prober.results import ProbeResult
 from winpod.kubelet.runtime_client import CALL_TIMEOUT, RuntimeClient
 

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Literal
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import Clock
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import init_containers, is_sidecar, regular_containers
 from winpod.kubelet.interfaces import StatusReporter
 from winpod.kubelet.prober.probe import PROBE_SUCCESS, ProbeAnswer, Prober

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from aiohttp import web
-from lightkube.models import core_v1 as v1
 
 from winpod.clock import utc_now
 from winpod.concurrency import cancel_and_wait
 from winpod.cri.proto import api_pb2 as api
 from winpod.cri.rpc import RemoteError
 from winpod.errors import InvalidInput, Unavailable
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.kubelet import PodEntry
 from winpod.kubelet.logs.reader import LogLine, LogPrinter, LogReader, log_time
 from winpod.kubelet.runtime_client import RuntimeClient

@@ -6,9 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 from aiohttp import web
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.k8s.pods import metadata_of, with_fields
 from winpod.kubelet.eviction.thresholds import format_thresholds
 from winpod.kubelet.kubelet import PodEntry

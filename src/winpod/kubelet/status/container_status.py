@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import truncate_to_seconds
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import init_containers, is_deleted, is_sidecar, regular_containers, with_fields
 from winpod.kubelet.pod_actions import should_start
 from winpod.kubelet.prober.results import HEALTHY, ProbeResult

@@ -31,7 +31,6 @@ FOREIGN_FIELDS = frozenset(
         "resourceClaimStatuses",
         "extendedResourceClaimStatus",
         "nodeAllocatableResourceClaimStatuses",
-        "volumeHealth",
         "volumesAttached",
         "config",
     )

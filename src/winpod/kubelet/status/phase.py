@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     RESTARTING_ALL,
     init_containers,

@@ -12,10 +12,9 @@ from decimal import Decimal
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import truncate_to_seconds
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     ephemeral_containers,
     init_containers,

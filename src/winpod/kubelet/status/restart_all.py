@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightkube.models import core_v1 as v1
-
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import RESTARTING_ALL, init_containers, regular_containers, should_restart_all
 from winpod.kubelet.runtime_status import RuntimeContainer, RuntimePod
 from winpod.kubelet.status.phase import PodCondition

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from lightkube.models import core_v1 as v1
 
 from winpod.clock import Clock, utc_now
 from winpod.concurrency import Backoff
 from winpod.errors import Unavailable, WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, EventRecorder, ObjectReference
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import (
     field_path,
     format_pod,

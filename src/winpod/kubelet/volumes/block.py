@@ -12,10 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.kubelet.volumes.projected import VolumeMountFailed
 from winpod.quantities import parse_quantity
 from winpod.windows.paths import host_path

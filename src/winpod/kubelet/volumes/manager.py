@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lightkube.models import core_v1 as v1
-
 from winpod.compute import idmapped_mounts
 from winpod.concurrency import KeyedLock
 from winpod.cri.proto import api_pb2 as api
 from winpod.errors import PermissionDenied
 from winpod.files import FileContents, remove_tree, write_directory_atomic
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, spec_of, uid_of
 from winpod.kubelet.cri_convert import domain_of, hostname_of
 from winpod.kubelet.environment import expand

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import ConfigError
 from winpod.kubelet.environment import field_value, resource_value
 from winpod.kubelet.interfaces import ObjectSource

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import WinpodError
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, spec_of, uid_of
 from winpod.kubelet.interfaces import ObjectSource
 from winpod.kubelet.node_config import NodeConfig

@@ -18,13 +18,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
 
 from winpod.clock import utc_now
 from winpod.errors import Unavailable
 from winpod.k8s.certificates import PrivateKey
 from winpod.k8s.client import ApiClient, ApiError
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.k8s.objects import SlimStruct
 from winpod.labels import MANAGED_BY_LABEL, MANAGED_BY_VALUE, WEBHOOK_CONFIGURATION, WEBHOOK_SECRET
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import utc_now
 from winpod.k8s.client import ApiClient
 from winpod.k8s.informer import Reflector
+from winpod.k8s.models import core_v1 as v1
 from winpod.operator.dashboard.state import RefusedPod
 from winpod.operator.events import REFUSED
 from winpod.operator.upgrade.resource import UPGRADES, WindowsUpgrade

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from lightkube.models import node_v1
 
 from winpod.concurrency import Backoff
 from winpod.errors import WinpodError
 from winpod.k8s.client import ApiClient, ApiError
 from winpod.k8s.event_recorder import Event, ObjectReference
+from winpod.k8s.models import node_v1
 from winpod.k8s.objects import NodeObject
 from winpod.labels import (
     ABOUT_ANNOTATION,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
-from lightkube.models import apps_v1, batch_v1, node_v1
-from lightkube.models import core_v1 as v1
 
 from winpod.field_reader import Field, FieldPath, InvalidField
 from winpod.k8s.manifests import InvalidManifest, ObjectOrigin, read_objects
+from winpod.k8s.models import apps_v1, batch_v1, node_v1
+from winpod.k8s.models import core_v1 as v1
 from winpod.placement.model import Node, Pod, RuntimeClass
 from winpod.play.apiserver.validation import check_values
 

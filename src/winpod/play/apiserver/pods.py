@@ -13,9 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from lightkube.models import core_v1 as v1
 
 from winpod.clock import utc_now
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import DEFAULT_GRACE, is_deleted, metadata_of, spec_of, uid_of
 from winpod.kubelet.images.image_manager import default_pull_policy
 from winpod.labels import ACCELERATOR_ANNOTATION, DEFAULT_CONTAINER_ANNOTATION

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lightkube.models import batch_v1
-from lightkube.models.meta_v1 import ObjectMeta
-
+from winpod.k8s.models import batch_v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.play.controllers.job import is_job_finished
 from winpod.play.cron_schedule import (
     Schedule,

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from lightkube.models import batch_v1
-from lightkube.models import core_v1 as v1
-
 from winpod.concurrency import exponential_delay
+from winpod.k8s.models import batch_v1
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of
 from winpod.play.pod_template import (
     ControllerActions,

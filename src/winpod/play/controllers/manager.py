@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from lightkube.models import apps_v1, batch_v1
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import utc_now
 from winpod.errors import InvalidInput
+from winpod.k8s.models import apps_v1, batch_v1
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import is_deleted
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of
 from winpod.play.apiserver.pods import PodStore

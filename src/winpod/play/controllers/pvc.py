@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
-from lightkube.models import core_v1 as v1
-
 from winpod.clock import format_timestamp, utc_now
 from winpod.files import remove_tree
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import metadata_of, spec_of
 from winpod.kubelet.volumes.block import BLOCK_MODE, create_disk_image, requested_disk_size
 from winpod.play.apiserver.objects import Document, ObjectKey, key_of

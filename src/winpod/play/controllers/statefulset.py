@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lightkube.models import apps_v1
-from lightkube.models import core_v1 as v1
-from lightkube.models.meta_v1 import ObjectMeta
-
+from winpod.k8s.models import apps_v1
+from winpod.k8s.models import core_v1 as v1
+from winpod.k8s.models.meta_v1 import ObjectMeta
 from winpod.k8s.pods import is_deleted
 from winpod.play.pod_template import (
     REVISION_LABEL,

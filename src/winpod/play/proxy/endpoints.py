@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.k8s.pods import is_deleted, metadata_of, spec_of
 from winpod.play.pod_template import is_ready, is_terminal, name_of
 

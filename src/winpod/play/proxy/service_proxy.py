@@ -23,9 +23,8 @@ from ipaddress import IPv4Network
 from itertools import count
 from typing import Any
 
-from lightkube.models import core_v1 as v1
-
 from winpod.errors import InvalidInput
+from winpod.k8s.models import core_v1 as v1
 from winpod.network.errors import NoCniConfig
 from winpod.play.apiserver.objects import find_kind
 from winpod.play.pod_template import is_ready, name_of, owner_of
