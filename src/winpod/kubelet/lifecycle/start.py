@@ -180,9 +180,10 @@ class _Start:
         )
         mounts = self.mounted.for_container(container, env, self.sandbox.handler)
         taken = {mount.container_path.lower() for mount in mounts}
-        _, message = self.mounted.termination_log(container, self.restart_count)
-        hosts = self.mounted.hosts_file(pod, self.sandbox.ips, node_config)
-        mounts += [m for m in (message, hosts) if m.container_path.lower() not in taken]
+        own = self.mounted.kubelet_mounts(
+            pod, container, self.restart_count, self.sandbox.ips, node_config
+        )
+        mounts += [mount for mount in own if mount.container_path.lower() not in taken]
         return container_config(
             pod,
             container,

@@ -37,7 +37,6 @@ from winpod.kubelet.node_config import CapacityShare, NodeConfig
 from winpod.kubelet.volumes.manager import MountedVolumes, VolumeManager
 
 _NOWHERE = Path("/nonexistent")
-_NO_MOUNT = api.Mount()
 
 
 class NoMountedVolumes(MountedVolumes):
@@ -50,17 +49,16 @@ class NoMountedVolumes(MountedVolumes):
         del container, env, handler
         return []
 
-    def hosts_file(
-        self, pod: v1.Pod, addresses: Sequence[str], node_config: NodeConfig
-    ) -> api.Mount:
-        del pod, addresses, node_config
-        return _NO_MOUNT
-
-    def termination_log(
-        self, container: v1.Container | v1.EphemeralContainer, restart_count: int
-    ) -> tuple[Path, api.Mount]:
-        del container, restart_count
-        return _NOWHERE, _NO_MOUNT
+    def kubelet_mounts(
+        self,
+        pod: v1.Pod,
+        container: v1.Container | v1.EphemeralContainer,
+        restart_count: int,
+        addresses: Sequence[str],
+        node_config: NodeConfig,
+    ) -> list[api.Mount]:
+        del pod, container, restart_count, addresses, node_config
+        return []
 
 
 _MOUNTED = NoMountedVolumes(_NOWHERE, {})

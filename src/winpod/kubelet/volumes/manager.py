@@ -110,6 +110,18 @@ class MountedVolumes:
             ) from None
         return mountpoint
 
+    def kubelet_mounts(
+        self,
+        pod: v1.Pod,
+        container: v1.Container | v1.EphemeralContainer,
+        restart_count: int,
+        addresses: Sequence[str],
+        node_config: NodeConfig,
+    ) -> list[api.Mount]:
+        """Return the mounts that the kubelet adds: the termination message and the hosts file."""
+        _, message = self.termination_log(container, restart_count)
+        return [message, self.hosts_file(pod, addresses, node_config)]
+
     def hosts_file(
         self, pod: v1.Pod, addresses: Sequence[str], node_config: NodeConfig
     ) -> api.Mount:
