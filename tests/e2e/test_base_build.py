@@ -1,7 +1,7 @@
-"""A base is built whole or not at all: killed, twice at once, without a network, on a full disk.
+"""Base builds are atomic: tested with kills, concurrent builds, no network and a full disk.
 
-Debian's packages are unpacked once, by the real mmdebstrap; builds that are to die get a stand-in
-for it that links that tree, so that each takes seconds. All else of a build is real.
+The real mmdebstrap unpacks Debian's packages once. Builds that are killed use a fake mmdebstrap
+that hard-links this tree, so that each takes seconds. The rest of the build is real.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from winpod.images.base.recipe import LIBRARIES, PACKAGES
 from winpod.images.base.rootfs_builder import choose_mirrors, unpack_packages
 from winpod.images.errors import BaseInUse, DiskFull, MirrorUnavailable
 
-STAND_IN = """\
+FAKE_MMDEBSTRAP = """\
 #!/bin/sh -e
 echo once >>{log}
 while [ -e {hold} ]; do sleep 0.05; done
@@ -60,7 +60,7 @@ print(build_base(Path(sys.argv[1]), progress=progress).id, flush=True)
 
 @pytest.fixture(scope="session")
 def tree() -> Path:
-    """Debian's packages as mmdebstrap unpacks them."""
+    """Return a directory with Debian's packages, unpacked by mmdebstrap."""
     folder = cache() / f"debian-tree-{'-'.join(PACKAGES)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
@@ -74,12 +74,12 @@ def tree() -> Path:
 
 
 @pytest.fixture
-def stand_in(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the stand-in before mmdebstrap, and gives the file with a line for each of its runs."""
+def fake_mmdebstrap(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put the fake first in PATH; return the file to which it appends a line per run."""
     log = tmp_path / "unpacked"
     program = tmp_path / "bin/mmdebstrap"
     program.parent.mkdir()
-    program.write_text(STAND_IN.format(log=log, tree=tree, hold=tmp_path / "hold"))
+    program.write_text(FAKE_MMDEBSTRAP.format(log=log, tree=tree, hold=tmp_path / "hold"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return log
@@ -87,7 +87,7 @@ def stand_in(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def root(tree: Path) -> Iterator[Path]:
-    """On the same disk as the tree, which is linked into it."""
+    """Return a root on the disk of the tree, which is hard-linked into it."""
     folder = tree.with_name(f"test-{os.getpid()}-{time.monotonic_ns()}")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -99,12 +99,12 @@ def start_build(root: Path, die_at: str = "", delay: float = 0) -> subprocess.Po
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def entries(root: Path) -> list[str]:
+def base_entries(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "bases").iterdir() if path.name != ".lock")
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines that name a directory, of processes that live."""
+    """Return the command lines of running processes that contain a directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -116,9 +116,14 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def control_groups(names: list[str]) -> list[Path]:
-    places = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()]
-    return [place / name for place in places for name in names if (place / name).exists()]
+def cgroups(names: list[str]) -> list[Path]:
+    hierarchies = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()]
+    return [
+        hierarchy / name
+        for hierarchy in hierarchies
+        for name in names
+        if (hierarchy / name).exists()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,75 +138,79 @@ def control_groups(names: list[str]) -> list[Path]:
         (bases.PREFIX.name, 2.0),
     ],
 )
-def test_a_killed_build_leaves_nothing(step: str, delay: float, root: Path, stand_in: Path) -> None:
-    assert not stand_in.exists()
+def test_killed_build_leaves_no_processes_or_files(
+    step: str, delay: float, root: Path, fake_mmdebstrap: Path
+) -> None:
+    assert not fake_mmdebstrap.exists()
     process = start_build(root, step, delay)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert list_bases(root) == []
-    assert len(entries(root)) == 1
+    assert len(base_entries(root)) == 1
     deadline = time.monotonic() + 120
     while processes_in(root):
         assert time.monotonic() < deadline, processes_in(root)
         time.sleep(0.05)
     containers = [path.name for path in root.glob("bases/.*/container-*")]
     groups = [name.replace("container-", "winpod-base-") for name in containers]
-    remove_base(root)  # the next start, whatever it is for
-    assert entries(root) == []
-    assert control_groups(groups) == []
+    remove_base(root)  # any command cleans up
+    assert base_entries(root) == []
+    assert cgroups(groups) == []
 
 
-def test_a_build_after_a_killed_one_is_whole(root: Path, stand_in: Path) -> None:
+def test_build_after_killed_build_is_complete(root: Path, fake_mmdebstrap: Path) -> None:
     start_build(root, bases.PREFIX.name, 2.0).communicate()
-    assert len(entries(root)) == 1
+    assert len(base_entries(root)) == 1
     built = build_base(root)
-    assert entries(root) == [built.id]
+    assert base_entries(root) == [built.id]
     assert (built.drive_c / "windows/system32/cmd.exe").is_file()
-    assert len(stand_in.read_text().splitlines()) == 2
+    assert len(fake_mmdebstrap.read_text().splitlines()) == 2
 
 
-def test_two_builds_at_once_make_one_base(root: Path, stand_in: Path) -> None:
-    (stand_in.parent / "hold").touch()
+def test_concurrent_builds_create_one_base(root: Path, fake_mmdebstrap: Path) -> None:
+    (fake_mmdebstrap.parent / "hold").touch()
     first, second = start_build(root), start_build(root)
-    waits = {process.stdout.readline().strip() for process in (first, second) if process.stdout}
-    assert waits == {bases.WAIT.name, bases.PACKAGES.name}
-    (stand_in.parent / "hold").unlink()
-    said = [process.stdout.read().splitlines() for process in (first, second) if process.stdout]
+    first_steps = {
+        process.stdout.readline().strip() for process in (first, second) if process.stdout
+    }
+    assert first_steps == {bases.WAIT.name, bases.PACKAGES.name}
+    (fake_mmdebstrap.parent / "hold").unlink()
+    outputs = [process.stdout.read().splitlines() for process in (first, second) if process.stdout]
     assert [first.wait(), second.wait()] == [0, 0]
-    assert said[0][-1] == said[1][-1] == entries(root)[0]
-    assert len(stand_in.read_text().splitlines()) == 1
+    assert outputs[0][-1] == outputs[1][-1] == base_entries(root)[0]
+    assert len(fake_mmdebstrap.read_text().splitlines()) == 1
     again = build_base(root, refresh=True)
-    assert entries(root) == [again.id] == [said[0][-1]]
+    assert base_entries(root) == [again.id] == [outputs[0][-1]]
 
 
-def test_a_removal_that_was_killed_is_finished(root: Path, base: Base) -> None:
+def test_interrupted_removal_is_completed(root: Path, base: Base) -> None:
     (root / "bases").mkdir(parents=True)
     shutil.copytree(base.path / "prefix/dosdevices", root / "bases/.removing-x", symlinks=True)
     assert remove_base(root) == []
-    assert entries(root) == []
+    assert base_entries(root) == []
 
 
-def test_a_base_that_is_mounted_is_not_removed(base: Base, root: Path, tmp_path: Path) -> None:
+def test_mounted_base_is_not_removed(base: Base, root: Path, tmp_path: Path) -> None:
     copy = root / "bases" / base.id
     (copy / "rootfs").mkdir(parents=True)
     shutil.copy(base.path / "base.json", copy)
-    place = tmp_path / "place"
-    place.mkdir()
+    mount_point = tmp_path / "place"
+    mount_point.mkdir()
     options = f"lowerdir={copy / 'rootfs'}:{base.drive_c}"
-    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, str(place)], check=True)
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, str(mount_point)], check=True)
     try:
         with pytest.raises(BaseInUse, match="Stop the containers"):
             remove_base(root)
     finally:
-        subprocess.run(["umount", str(place)], check=True)
-    assert [one.id for one in remove_base(root, base.id[:6])] == [base.id]
-    assert entries(root) == []
+        subprocess.run(["umount", str(mount_point)], check=True)
+    assert [removed.id for removed in remove_base(root, base.id[:6])] == [base.id]
+    assert base_entries(root) == []
 
 
-def test_a_mirror_that_is_away_is_named(root: Path) -> None:
+def test_unreachable_mirror_is_reported(root: Path) -> None:
     with pytest.raises(MirrorUnavailable, match=r"http://127\.0\.0\.1:9/debian cannot be reached"):
         build_base(root, mirror="http://127.0.0.1:9/debian")
-    assert entries(root) == []
+    assert base_entries(root) == []
 
 
 @pytest.fixture
@@ -223,39 +232,39 @@ def unsigned_mirror(tmp_path: Path) -> Iterator[str]:
     server.shutdown()
 
 
-def test_packages_that_debian_did_not_sign_are_refused(root: Path, unsigned_mirror: str) -> None:
+def test_unsigned_packages_are_rejected(root: Path, unsigned_mirror: str) -> None:
     with pytest.raises(MirrorUnavailable, match="not signed"):
         build_base(root, mirror=unsigned_mirror)
-    assert entries(root) == []
+    assert base_entries(root) == []
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
     options = ["-t", "tmpfs", "-o", "size=300m", "tmpfs"]
-    subprocess.run(["mount", *options, str(place)], check=True)
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["mount", *options, str(mount_point)], check=True)
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
-def test_a_disk_that_is_too_small_is_seen_before(small_disk: Path) -> None:
+def test_too_small_disk_is_rejected_before_build(small_disk: Path) -> None:
     with pytest.raises(DiskFull, match=r"has only 0\.3 GB free"):
         build_base(small_disk)
     assert list(small_disk.iterdir()) == []
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_a_disk_that_becomes_full_is_a_sentence(
+@pytest.mark.usefixtures("fake_mmdebstrap")
+def test_disk_full_during_build_is_reported(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bases, "REQUIRED_SPACE", 0)
     with pytest.raises(DiskFull, match="became full"):
         build_base(small_disk)
-    assert entries(small_disk) == []
+    assert base_entries(small_disk) == []
 
 
-def test_the_command_shows_what_it_built(base: Base) -> None:
+def test_cli_shows_built_base(base: Base) -> None:
     root = base.path.parent.parent
     command = [sys.executable, "-m", "winpod", "base"]
     built = subprocess.run(
@@ -269,18 +278,18 @@ def test_the_command_shows_what_it_built(base: Base) -> None:
     assert base.short_id in shown.stdout
 
 
-def test_every_library_that_a_module_needs_is_there(base: Base) -> None:
-    """The dynamic linker was asked before; this asks the files themselves, by another tool."""
-    there = {path.name for path in (base.rootfs / LIBRARIES).rglob("*.so*")}
-    there |= {path.name for path in (base.rootfs / "usr/lib64").iterdir()}
+def test_all_needed_libraries_are_present(base: Base) -> None:
+    """The build checks with the dynamic linker; this checks the files with readelf."""
+    present = {path.name for path in (base.rootfs / LIBRARIES).rglob("*.so*")}
+    present |= {path.name for path in (base.rootfs / "usr/lib64").iterdir()}
     missing = set()
     for file in (base.rootfs / LIBRARIES).rglob("*.so*"):
-        said = subprocess.run(["readelf", "-d", str(file)], capture_output=True, text=True).stdout
-        for line in said.splitlines():
+        output = subprocess.run(["readelf", "-d", str(file)], capture_output=True, text=True).stdout
+        for line in output.splitlines():
             if "(NEEDED)" in line:
-                missing |= {line.partition("[")[2].rstrip("]")} - there
+                missing |= {line.partition("[")[2].rstrip("]")} - present
     assert missing == set()
 
 
-def test_a_base_is_small(base: Base) -> None:
+def test_base_size_is_limited(base: Base) -> None:
     assert base.size < 260_000_000

@@ -1,4 +1,4 @@
-"""`winpod runtime` as crictl's users know a runtime: every verb, and both transports."""
+"""crictl with `winpod runtime`: every command, with both streaming transports."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ from winpod.cri.rpc import CriClient
 from winpod.images.base.builder import Base
 from winpod.network.netns import NetworkNamespaces
 
-PATIENCE = 300.0
+TIMEOUT = 300.0
 HYPERVISOR_2019 = "runhcs-wcow-hypervisor-17763"
 TRANSPORTS = pytest.mark.parametrize("transport", ["spdy", "websocket"])
 
 
 class Machine:
-    """A runtime in a network namespace of its own, with a registry beside it."""
+    """A runtime and a registry in their own network namespace."""
 
     def __init__(self, folder: Path, inside: Sequence[str], image: str, crictl: Crictl) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Machine:
 
     @asynccontextmanager
     async def container(self, name: str, **config: Any) -> AsyncIterator[tuple[str, str]]:
-        """A pod with one container that was started; the ids of both."""
+        """Run a pod with one started container; yield the IDs of both."""
         pod_config = self.write(
             "pod.json",
             {
@@ -75,20 +75,20 @@ class Machine:
         finally:
             await self.crictl.run("rmp", "--force", pod)
 
-    async def state(self, container: str) -> dict[str, Any]:
+    async def container_status(self, container: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await self.crictl("inspect", container))
         return dict(found["status"])
 
-    async def until_exited(self, container: str) -> dict[str, Any]:
-        async with asyncio.timeout(PATIENCE):
-            while (found := await self.state(container))["state"] != "CONTAINER_EXITED":  # noqa: ASYNC110
+    async def wait_exited(self, container: str) -> dict[str, Any]:
+        async with asyncio.timeout(TIMEOUT):
+            while (found := await self.container_status(container))["state"] != "CONTAINER_EXITED":  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         return found
 
-    async def until_logged(self, name: str, words: str) -> None:
+    async def wait_until_logged(self, name: str, text: str) -> None:
         log = self.folder / f"logs/{name}.log"
-        async with asyncio.timeout(PATIENCE):
-            while words not in log.read_text():  # noqa: ASYNC110 - a file, which tells nobody
+        async with asyncio.timeout(TIMEOUT):
+            while text not in log.read_text():  # noqa: ASYNC110 - files are polled
                 await asyncio.sleep(0.1)
 
 
@@ -96,7 +96,7 @@ class Machine:
 def machine(
     base: Base, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Machine]:
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(line, flush=True)
 
@@ -109,7 +109,7 @@ def machine(
     environment = {**os.environ, "HOME": str(folder), "WINPOD_ROOT": str(root)}
     namespaces = NetworkNamespaces(folder / "machine")
     inside = ["nsenter", f"--net={namespaces.create('net')}", "--"]
-    crictl = Crictl(socket, inside, environment, say)
+    crictl = Crictl(socket, inside, environment, report)
     winpod = [*inside, sys.executable, "-m", "winpod"]
     try:
         with docker_registry(folder / "registry", inside=inside) as registry:
@@ -121,8 +121,8 @@ def machine(
                 yield Machine(folder, inside, image, crictl)
     finally:
         namespaces.remove("net")
-    for left in ("containers", "netns", "warm"):
-        assert list((root / "runtime" / left).glob("*")) == []
+    for directory in ("containers", "netns", "warm"):
+        assert list((root / "runtime" / directory).glob("*")) == []
 
 
 @contextmanager
@@ -139,10 +139,10 @@ def _runtime(
         yield
     finally:
         process.terminate()
-        assert process.wait(PATIENCE) == 0, log.read_text()
+        assert process.wait(TIMEOUT) == 0, log.read_text()
 
 
-async def test_a_pod_lives_by_crictl_alone(machine: Machine) -> None:
+async def test_crictl_manages_pod_lifecycle(machine: Machine) -> None:
     crictl = machine.crictl
     assert "RuntimeName:  winpod" in await crictl("version")
     conditions = json.loads(await crictl("info"))["status"]["conditions"]
@@ -151,45 +151,45 @@ async def test_a_pod_lives_by_crictl_alone(machine: Machine) -> None:
         "NetworkReady": True,
     }
     async with machine.container("life", annotations={"a": "b"}) as (pod, container):
-        await machine.until_logged("life", "listening")
+        await machine.wait_until_logged("life", "listening")
         images = json.loads(await crictl("images", "-o", "json"))["images"]
         assert [image["repoTags"] for image in images] == [[machine.image]]
         assert (await crictl("pods", "-q")).split() == [pod]
         assert (await crictl("ps", "-q")).split() == [container]
-        seen = json.loads(await crictl("inspectp", pod))["status"]
-        assert seen["state"] == "SANDBOX_READY"
-        assert re.fullmatch(r"10\.\d+\.\d+\.\d+", seen["network"]["ip"])
-        status = await machine.state(container)
+        pod_status = json.loads(await crictl("inspectp", pod))["status"]
+        assert pod_status["state"] == "SANDBOX_READY"
+        assert re.fullmatch(r"10\.\d+\.\d+\.\d+", pod_status["network"]["ip"])
+        status = await machine.container_status(container)
         assert (status["state"], status["annotations"]) == ("CONTAINER_RUNNING", {"a": "b"})
 
-        ran = await crictl("exec", "-s", container, "cmd", "/c", "ver&hostname")
-        assert "Microsoft Windows 10.0.20348" in ran
-        assert "life" in ran.lower().splitlines()
-        waiting = ("cmd", "/c", "ping -n 90 127.0.0.1 >nul")
-        timed_out = await crictl.run("exec", "-s", "--timeout", "1", container, *waiting)
+        output = await crictl("exec", "-s", container, "cmd", "/c", "ver&hostname")
+        assert "Microsoft Windows 10.0.20348" in output
+        assert "life" in output.lower().splitlines()
+        sleep = ("cmd", "/c", "ping -n 90 127.0.0.1 >nul")
+        timed_out = await crictl.run("exec", "-s", "--timeout", "1", container, *sleep)
         assert (timed_out.code, "DeadlineExceeded" in timed_out.err) == (1, True)
         assert (await crictl("logs", container)).splitlines() == ["listening"]
 
         stats = json.loads(await crictl("stats", "-o", "json", container))["stats"]
         assert [s["attributes"]["id"] for s in stats] == [container]
         assert int(stats[0]["memory"]["workingSetBytes"]["value"]) > 1 << 20
-        pods = json.loads(await crictl("statsp", "-o", "json", "--id", pod))["stats"]
-        assert int(pods[0]["windows"]["process"]["processCount"]["value"]) > 0
+        pod_stats = json.loads(await crictl("statsp", "-o", "json", "--id", pod))["stats"]
+        assert int(pod_stats[0]["windows"]["process"]["processCount"]["value"]) > 0
 
-        known = json.loads(await crictl("metricdescs", "-o", "json"))["descriptors"]
-        told = json.loads(await crictl("metricsp", "-o", "json"))["podMetrics"]
-        names = {metric["name"] for metric in told[0]["containerMetrics"][0]["metrics"]}
+        descriptors = json.loads(await crictl("metricdescs", "-o", "json"))["descriptors"]
+        metrics = json.loads(await crictl("metricsp", "-o", "json"))["podMetrics"]
+        names = {metric["name"] for metric in metrics[0]["containerMetrics"][0]["metrics"]}
         assert names
-        assert names <= {descriptor["name"] for descriptor in known}
-        kept = json.loads(await crictl("imagefsinfo"))["status"]["imageFilesystems"]
-        assert int(kept[0]["usedBytes"]["value"]) > 0
+        assert names <= {descriptor["name"] for descriptor in descriptors}
+        filesystems = json.loads(await crictl("imagefsinfo"))["status"]["imageFilesystems"]
+        assert int(filesystems[0]["usedBytes"]["value"]) > 0
 
         assert (await crictl("update", "--memory", str(768 << 20), container)).strip() == container
-        resources = (await machine.state(container))["resources"]["windows"]
+        resources = (await machine.container_status(container))["resources"]["windows"]
         assert int(resources["memoryLimitInBytes"]) == 768 << 20
 
         await crictl("stop", "--timeout", "5", container)
-        status = await machine.state(container)
+        status = await machine.container_status(container)
         assert status["state"] == "CONTAINER_EXITED"
         assert (await crictl("ps", "-q")).split() == []
         assert (await crictl("ps", "-aq")).split() == [container]
@@ -204,64 +204,64 @@ async def test_a_pod_lives_by_crictl_alone(machine: Machine) -> None:
 
 
 @TRANSPORTS
-async def test_exec_is_joined(machine: Machine, transport: str) -> None:
-    crictl, way = machine.crictl, ("--transport", transport)
+async def test_exec_streams(machine: Machine, transport: str) -> None:
+    crictl, flags = machine.crictl, ("--transport", transport)
     async with machine.container("exec") as (_, container):
         command = ("cmd", "/c", "echo out&echo err>&2&exit 7")
-        ran = await crictl.run("exec", *way, container, *command)
-        assert (ran.out.strip(), ran.err.splitlines()[0].strip()) == ("out", "err")
-        assert ran.code != 0
-        assert "7" in ran.err.splitlines()[-1]
-        said = await crictl("exec", "-i", *way, container, "C:\\talker.exe", stdin=b"hello\n")
-        assert said == "listening\nheard hello\nno more input\n"
+        result = await crictl.run("exec", *flags, container, *command)
+        assert (result.out.strip(), result.err.splitlines()[0].strip()) == ("out", "err")
+        assert result.code != 0
+        assert "7" in result.err.splitlines()[-1]
+        output = await crictl("exec", "-i", *flags, container, "C:\\talker.exe", stdin=b"hello\n")
+        assert output == "listening\nheard hello\nno more input\n"
 
 
 @TRANSPORTS
-async def test_a_terminal_is_joined(machine: Machine, transport: str) -> None:
+async def test_exec_terminal(machine: Machine, transport: str) -> None:
     async with machine.container("terminal") as (_, container):
         arguments = ("exec", "-it", "--transport", transport, container, "cmd")
         async with (
-            asyncio.timeout(PATIENCE),
-            terminal() as (ours, theirs),
-            machine.crictl.running(*arguments, terminal=theirs) as process,
+            asyncio.timeout(TIMEOUT),
+            terminal() as (console, tty),
+            machine.crictl.running(*arguments, terminal=tty) as process,
         ):
-            await ours.until("C:\\>")
-            ours.type("ver\r")
-            await ours.until("Microsoft Windows 10.0.20348")
-            await ours.until("C:\\>")
-            ours.type("ping -n 90 127.0.0.1\r")
-            await ours.until("Reply from")
-            ours.type("\x03")
-            await ours.until("C:\\>")
-            ours.type("exit\r")
+            await console.until("C:\\>")
+            console.type("ver\r")
+            await console.until("Microsoft Windows 10.0.20348")
+            await console.until("C:\\>")
+            console.type("ping -n 90 127.0.0.1\r")
+            await console.until("Reply from")
+            console.type("\x03")
+            await console.until("C:\\>")
+            console.type("exit\r")
             assert await process.wait() == 0
 
 
 @TRANSPORTS
-async def test_attach_is_joined(machine: Machine, transport: str) -> None:
+async def test_attach_streams(machine: Machine, transport: str) -> None:
     async with machine.container(f"attach-{transport}") as (_, container):
-        await machine.until_logged(f"attach-{transport}", "listening")
+        await machine.wait_until_logged(f"attach-{transport}", "listening")
         arguments = ("attach", "-i", "--transport", transport, container)
-        async with machine.crictl.running(*arguments) as process, asyncio.timeout(PATIENCE):
+        async with machine.crictl.running(*arguments) as process, asyncio.timeout(TIMEOUT):
             assert process.stdin
             assert process.stdout
             process.stdin.write(b"hello\n")
-            said = await process.stdout.readline()
-            if said == b"listening\n":  # logged, and still on its way to who attaches
-                said = await process.stdout.readline()
-            assert said == b"heard hello\n"
+            line = await process.stdout.readline()
+            if line == b"listening\n":  # logged already, but not yet delivered to the client
+                line = await process.stdout.readline()
+            assert line == b"heard hello\n"
             process.stdin.write(b"exit 9\n")
             assert await process.wait() == 0
-        assert (await machine.until_exited(container))["exitCode"] == 9
+        assert (await machine.wait_exited(container))["exitCode"] == 9
 
 
 @TRANSPORTS
-async def test_a_port_is_forwarded(machine: Machine, transport: str) -> None:
+async def test_port_forward(machine: Machine, transport: str) -> None:
     name, command = f"forward-{transport}", ["C:\\talker.exe", "127.0.0.1:8080"]
     async with machine.container(name, command=command) as (pod, _):
-        await machine.until_logged(name, "serving")
+        await machine.wait_until_logged(name, "serving")
         arguments = ("port-forward", "--transport", transport, pod, "18080:8080")
-        async with machine.crictl.running(*arguments) as process, asyncio.timeout(PATIENCE):
+        async with machine.crictl.running(*arguments) as process, asyncio.timeout(TIMEOUT):
             assert process.stdout
             assert b"Forwarding from 127.0.0.1:18080" in await process.stdout.readline()
             curl = ("curl", "--silent", "http://127.0.0.1:18080/path")
@@ -272,10 +272,10 @@ async def test_a_port_is_forwarded(machine: Machine, transport: str) -> None:
             assert answer == b"/path from Windows"
 
 
-async def test_logs_are_followed_to_the_end(machine: Machine) -> None:
+async def test_logs_are_followed_until_exit(machine: Machine) -> None:
     crictl = machine.crictl
     async with machine.container("logs") as (_, container):
-        async with crictl.running("logs", "-f", container) as following, asyncio.timeout(PATIENCE):
+        async with crictl.running("logs", "-f", container) as following, asyncio.timeout(TIMEOUT):
             assert following.stdout
             assert await following.stdout.readline() == b"listening\n"
             async with crictl.running("attach", "-i", container) as attached:
@@ -291,8 +291,8 @@ async def test_logs_are_followed_to_the_end(machine: Machine) -> None:
         assert (await crictl("logs", "--tail", "1", container)).strip() == "heard three"
 
 
-async def test_one_name_for_two_handlers_is_two_images(machine: Machine) -> None:
-    """crictl has no flag for handlers; it shows them, and removes both."""
+async def test_image_pulled_for_two_handlers_is_listed_twice(machine: Machine) -> None:
+    """crictl cannot set the handler of a pull, but lists and removes both images."""
     await machine.crictl("pull", machine.image)
     client = CriClient(f"unix:{machine.folder}/cri.sock")
     spec = api.ImageSpec(image=machine.image, runtime_handler=HYPERVISOR_2019)

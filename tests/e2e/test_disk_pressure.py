@@ -1,4 +1,4 @@
-"""A Windows node whose disk really fills: unused images go, then the pod that uses most."""
+"""Disk pressure on a Windows node: unused images are removed, then the largest pod is evicted."""
 
 import os
 import shutil
@@ -32,17 +32,17 @@ TAINT = "node.kubernetes.io/disk-pressure"
 
 
 @contextmanager
-def disk(file: Path, place: Path) -> Iterator[None]:
-    """A file system of its own, that is as small as its file."""
+def loop_disk(file: Path, mount_point: Path) -> Iterator[None]:
+    """Mount a file system of SIZE bytes from a sparse file."""
     with file.open("wb") as sparse:
         sparse.truncate(SIZE)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(file)], check=True)
-    place.mkdir(parents=True)
-    subprocess.run(["mount", "-o", "loop", str(file), str(place)], check=True)
+    mount_point.mkdir(parents=True)
+    subprocess.run(["mount", "-o", "loop", str(file), str(mount_point)], check=True)
     try:
         yield
     finally:
-        umount = ["umount", str(place)]
+        umount = ["umount", str(mount_point)]
         eventually(
             lambda: subprocess.run(umount, capture_output=True, text=True),
             lambda done: done.returncode == 0,
@@ -52,15 +52,15 @@ def disk(file: Path, place: Path) -> Iterator[None]:
 @dataclass(frozen=True)
 class SmallNode:
     cluster: WindowsCluster
-    place: Path
+    root: Path
 
     @property
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         os.sync()
-        found = os.statvfs(self.place)
+        found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
-    def is_pressed(self) -> bool:
+    def has_disk_pressure(self) -> bool:
         return condition(node(self.cluster.plane, NAME), "DiskPressure").get("status") == "True"
 
     def is_tainted(self) -> bool:
@@ -68,19 +68,21 @@ class SmallNode:
         return any(taint["key"] == TAINT for taint in taints)
 
     def has_image(self, size: int) -> bool:
-        """Whether the node tells of one that large."""
+        """Return whether the node's status lists an image of at least this size."""
         images = node(self.cluster.plane, NAME)["status"].get("images", ())
         return any(image["sizeBytes"] >= size for image in images)
 
     def write(self, pod: str, count: int, name: str) -> None:
-        """That many pieces of disk, in a volume: a container's own C: was never promised more than
-        the machine had."""
+        """Write this many pieces to a volume.
+
+        The scratch disk of C: never exceeds the free space of the host, and cannot fill it.
+        """
         line = f"for /l %i in (1,1,{count}) do copy C:\\piece C:\\data\\{name}%i >nul"
         self.cluster.exec(NAMESPACE, pod, "cmd", "/c", line)
 
     def fill(self, pod: str, name: str) -> None:
-        """Until there is less room than the node wants, and still some."""
-        self.write(pod, (self.free - 40 * MIB) // PIECE, name)
+        """Fill the disk beyond the eviction threshold, but not completely."""
+        self.write(pod, (self.free_bytes - 40 * MIB) // PIECE, name)
 
     def phase(self, pod: str) -> str:
         return str(self.status(pod).get("phase", ""))
@@ -97,7 +99,7 @@ def small(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[Small
         *("--eviction-pressure-transition-period", "60s", "--minimum-image-ttl-duration", "0s"),
     )
     root = tmp_path / "root"
-    with disk(tmp_path / "disk", root):
+    with loop_disk(tmp_path / "disk", root):
         process = windows_node(cluster.plane, machine, tmp_path, base, "2022", *options)
         with process:
             try:
@@ -109,7 +111,7 @@ def small(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[Small
         cluster.kubectl("delete", "node", NAME)
 
 
-def packed(folder: Path, name: str, *files: Path) -> str:
+def pack_image(folder: Path, name: str, *files: Path) -> str:
     content = folder / name
     content.mkdir()
     for file in files:
@@ -123,58 +125,60 @@ def packed(folder: Path, name: str, *files: Path) -> str:
 
 
 def pod(name: str, image: str, *command: str, **spec: Any) -> dict[str, Any]:
-    mounted = {"volumeMounts": [{"name": "data", "mountPath": "C:\\data"}]}
+    mounts = {"volumeMounts": [{"name": "data", "mountPath": "C:\\data"}]}
     volumes = [{"name": "data", "emptyDir": {}}]
-    placed = windows_spec(
-        image, *command, nodeName=NAME, container=mounted, volumes=volumes, **spec
+    pod_spec = windows_spec(
+        image, *command, nodeName=NAME, container=mounts, volumes=volumes, **spec
     )
     metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": placed}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
 
 
-def test_a_disk_that_fills_costs_unused_images_first_and_then_the_pod_that_uses_most(
+def test_disk_pressure_removes_unused_images_then_evicts_largest_pod(
     small: SmallNode, tmp_path: Path
 ) -> None:
     cluster = small.cluster
     cluster.plane.create_namespace(NAMESPACE)
-    piece, heavy = tmp_path / "piece", tmp_path / "heavy"
+    piece, large = tmp_path / "piece", tmp_path / "heavy"
     piece.write_bytes(os.urandom(PIECE))
-    heavy.write_bytes(os.urandom(8 * PIECE))
-    image, unused = packed(tmp_path, "app", piece), packed(tmp_path, "unused", heavy)
+    large.write_bytes(os.urandom(8 * PIECE))
+    image, unused = pack_image(tmp_path, "app", piece), pack_image(tmp_path, "unused", large)
     cluster.plane.apply(pod("once", unused, "cmd", "/c", "exit 0", restartPolicy="Never"))
-    cluster.until("it was used once", lambda: small.phase("once") == "Succeeded")
+    cluster.until("the unused image was used once", lambda: small.phase("once") == "Succeeded")
     cluster.delete_pods(NAMESPACE)
     for name in ("modest", "greedy"):
         cluster.plane.apply(pod(name, image, *SLEEP))
     cluster.until_ready(NAMESPACE, "modest", "greedy")
-    cluster.until("images are told", lambda: small.has_image(heavy.stat().st_size))
+    cluster.until("the node status lists the image", lambda: small.has_image(large.stat().st_size))
     small.write("modest", 2, "kept")
-    assert not small.is_pressed()
+    assert not small.has_disk_pressure()
     assert not small.is_tainted()
 
     small.fill("greedy", "first")
-    cluster.until("the pressure is told", small.is_pressed)
-    cluster.until("others see the taint", small.is_tainted)
-    cluster.until("the image is gone", lambda: not small.has_image(heavy.stat().st_size))
+    cluster.until("the node reports DiskPressure", small.has_disk_pressure)
+    cluster.until("the node has the taint", small.is_tainted)
+    cluster.until("the unused image is removed", lambda: not small.has_image(large.stat().st_size))
     assert small.phase("greedy") == small.phase("modest") == "Running"
 
-    with suppress(KubectlFailed):  # it may have to go before it has written all
+    with suppress(KubectlFailed):  # the pod may be evicted while it still writes
         small.fill("greedy", "second")
-    cluster.until("a pod has to go", lambda: small.phase("greedy") == "Failed")
+    cluster.until("the largest pod is evicted", lambda: small.phase("greedy") == "Failed")
     evicted = small.status("greedy")
     assert evicted["reason"] == "Evicted"
     assert evicted["message"].startswith("The node was low on resource: ephemeral-storage. ")
     assert "Container app was using " in evicted["message"]
     cluster.plane.apply(pod("late", image, *SLEEP))
-    cluster.until("no other comes", lambda: small.phase("late") == "Failed")
+    cluster.until("new pods are rejected", lambda: small.phase("late") == "Failed")
     assert (
         small.status("late")["message"]
         == "Pod was rejected: The node had condition: [DiskPressure]. "
     )
     event = ("Evicted", evicted["message"])
-    eventually(lambda: events_of(cluster.plane, NAMESPACE, "greedy"), lambda told: event in told)
+    eventually(
+        lambda: events_of(cluster.plane, NAMESPACE, "greedy"), lambda events: event in events
+    )
 
-    cluster.until("the pressure is over", lambda: not small.is_pressed())
-    cluster.until("the taint is gone", lambda: not small.is_tainted())
+    cluster.until("the pressure ends", lambda: not small.has_disk_pressure())
+    cluster.until("the taint is removed", lambda: not small.is_tainted())
     assert small.phase("modest") == "Running"
-    eventually(lambda: small.free, lambda free: free > SIZE // 2)
+    eventually(lambda: small.free_bytes, lambda available: available > SIZE // 2)

@@ -1,4 +1,4 @@
-"""What goes wrong around the runtime: each is a sentence, loses nothing, and leaves nothing."""
+"""Failures around the runtime are reported, lose no state, and leave nothing behind."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ async def runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
         yield machine
 
 
-def run(*command: str) -> None:
+def run_command(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
@@ -42,7 +42,7 @@ async def conditions(runtime: RuntimeProcess) -> dict[str, Any]:
     return {condition.type: condition for condition in status.conditions}
 
 
-async def refused(runtime: RuntimeProcess, request: Any) -> str:
+async def call_error(runtime: RuntimeProcess, request: Any) -> str:
     """Return the error of a call; it must not be an internal error."""
     with pytest.raises(RemoteError) as caught:
         await runtime.call(request)
@@ -50,15 +50,15 @@ async def refused(runtime: RuntimeProcess, request: Any) -> str:
     return str(caught.value)
 
 
-async def works(runtime: RuntimeProcess, name: str = "fine") -> None:
-    """A pod can be run, and its program does what it should."""
+async def check_pod_runs(runtime: RuntimeProcess, name: str = "fine") -> None:
+    """Check that a pod runs and its program succeeds."""
     pod = await runtime.run_pod(name)
     container = await runtime.begin(pod, "leaves-more", name=name)
     assert (await runtime.until_exited(container)).exit_code == 0
     await runtime.remove_pod(pod)
 
 
-async def test_one_broken_record_does_not_take_the_others_along(runtime: RuntimeProcess) -> None:
+async def test_corrupt_records_do_not_affect_others(runtime: RuntimeProcess) -> None:
     kept, broken = await runtime.run_pod("kept"), await runtime.run_pod("broken")
     container = await runtime.begin(kept, "ticks", name="kept")
     other = await runtime.begin(broken, "ticks", name="broken")
@@ -77,143 +77,141 @@ async def test_one_broken_record_does_not_take_the_others_along(runtime: Runtime
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut short"])
-async def test_a_broken_state_is_a_sentence_and_harms_no_container(
+async def test_unreadable_state_is_reported_and_containers_survive(
     runtime: RuntimeProcess, damage: str
 ) -> None:
     container = await runtime.begin(await runtime.run_pod(), "ticks")
     await runtime.end(signal.SIGTERM)
     state = runtime.own / "state.db"
-    whole = state.read_bytes()
-    size = len(whole)
-    state.write_bytes(os.urandom(size) if damage == "garbage" else whole[: size // 2])
+    content = state.read_bytes()
+    size = len(content)
+    state.write_bytes(os.urandom(size) if damage == "garbage" else content[: size // 2])
     with pytest.raises(DidNotStart, match=r"the runtime's state in .* cannot be read"):
         await runtime.start()
     assert "Traceback" not in runtime.log.read_text()
     await runtime.ended()
-    state.write_bytes(whole)
+    state.write_bytes(content)
     await runtime.start()
     assert (await runtime.status(container)).state == RUNNING
 
 
-async def test_without_its_state_a_runtime_ends_what_nobody_knows(runtime: RuntimeProcess) -> None:
+async def test_runtime_without_state_removes_unknown_containers(runtime: RuntimeProcess) -> None:
     await runtime.begin(await runtime.run_pod(), "ticks")
     await runtime.end()
     for file in runtime.own.glob("state.db*"):
         file.unlink()
     await runtime.start()
     assert runtime.leftovers() == {}
-    await works(runtime)
+    await check_pod_runs(runtime)
 
 
 @contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """A file that leaves no byte of the disk that a folder is on."""
-    ballast = folder / "ballast"
-    fill(ballast)
+def full_disk(folder: Path) -> Iterator[None]:
+    """Fill the disk of a directory."""
+    filler = folder / "ballast"
+    fill(filler)
     try:
         yield
     finally:
-        ballast.unlink()
+        filler.unlink()
 
 
 @asynccontextmanager
-async def runtime_on_a_disk_of(
-    size: str, base: Base, tmp_path: Path
-) -> AsyncIterator[RuntimeProcess]:
+async def runtime_on_disk(size: str, base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk))
+    run_command("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk))
     try:
         async with RuntimeProcess.running(disk, base) as machine:
             yield machine
     finally:
-        run("umount", "--lazy", str(disk))
+        run_command("umount", "--lazy", str(disk))
 
 
 @pytest.fixture
-async def small(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
-    """A runtime whose root is on a disk of its own, and a small one."""
-    async with runtime_on_a_disk_of("64m", base, tmp_path) as machine:
+async def small_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    """Run a runtime on its own small disk."""
+    async with runtime_on_disk("64m", base, tmp_path) as machine:
         yield machine
 
 
 @pytest.fixture
-async def modest(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
-    """One with room for a container that writes, and for little more."""
-    async with runtime_on_a_disk_of("256m", base, tmp_path) as machine:
+async def medium_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProcess]:
+    """Run a runtime on its own disk with space for one container that writes."""
+    async with runtime_on_disk("256m", base, tmp_path) as machine:
         yield machine
 
 
-async def run_pods_for_ever(runtime: RuntimeProcess) -> None:
-    """Until nothing is left that was set aside."""
+async def run_pods_forever(runtime: RuntimeProcess) -> None:
+    """Run pods until the reserved space is used up."""
     for number in count():
         await runtime.run_pod(f"more-{number}")
 
 
-async def test_a_full_disk_is_a_sentence_and_with_room_again_all_works(
-    small: RuntimeProcess,
+async def test_full_disk_is_reported_and_recovered_from(
+    small_runtime: RuntimeProcess,
 ) -> None:
-    pod = await small.run_pod()
-    container = await small.begin(pod, "ticks")
-    ending = await small.begin(pod, "sleep", name="ending")
-    with filled(small.folder):
-        await refused(small, small.container_request(pod, "ticks", name="more"))
+    pod = await small_runtime.run_pod()
+    container = await small_runtime.begin(pod, "ticks")
+    ending = await small_runtime.begin(pod, "sleep", name="ending")
+    with full_disk(small_runtime.folder):
+        await call_error(small_runtime, small_runtime.container_request(pod, "ticks", name="more"))
         with pytest.raises(RemoteError, match=r"room|space"):
-            await run_pods_for_ever(small)
-        assert (await small.status(container)).state == RUNNING
-        await small.stop(ending)
-        assert (await small.status(ending)).state == EXITED
-        await small.remove(ending)
-        await small.call(api.ListPodSandboxRequest())
-    for one in await small.pods():
-        if one.id != pod:
-            await small.remove_pod(one.id)
-    assert {c.id for c in await small.containers()} == {container}
-    await works(small)
-    await small.restart()
-    assert (await small.status(container)).state == RUNNING
+            await run_pods_forever(small_runtime)
+        assert (await small_runtime.status(container)).state == RUNNING
+        await small_runtime.stop(ending)
+        assert (await small_runtime.status(ending)).state == EXITED
+        await small_runtime.remove(ending)
+        await small_runtime.call(api.ListPodSandboxRequest())
+    for pod_status in await small_runtime.pods():
+        if pod_status.id != pod:
+            await small_runtime.remove_pod(pod_status.id)
+    assert {c.id for c in await small_runtime.containers()} == {container}
+    await check_pod_runs(small_runtime)
+    await small_runtime.restart()
+    assert (await small_runtime.status(container)).state == RUNNING
 
 
-async def test_who_writes_all_that_the_machine_has_left_leaves_room_for_others(
-    modest: RuntimeProcess,
+async def test_container_cannot_use_reserved_disk_space(
+    medium_runtime: RuntimeProcess,
 ) -> None:
-    container = await modest.begin(await modest.run_pod(), "disk")
-    seen = await modest.until_exited(container)
-    assert seen.exit_code == 0
-    error, written = re.findall(r"error (\d+) after (\d+) MiB", modest.said())[0]
+    container = await medium_runtime.begin(await medium_runtime.run_pod(), "disk")
+    status = await medium_runtime.until_exited(container)
+    assert status.exit_code == 0
+    error, written = re.findall(r"error (\d+) after (\d+) MiB", medium_runtime.said())[0]
     assert int(error) == DISK_FULL
     assert int(written) >= 64
-    assert shutil.disk_usage(modest.folder).free >= 16 << 20
-    await works(modest)
+    assert shutil.disk_usage(medium_runtime.folder).free >= 16 << 20
+    await check_pod_runs(medium_runtime)
 
 
-async def test_a_start_on_a_full_disk_says_so_or_works(small: RuntimeProcess) -> None:
-    container = await small.begin(await small.run_pod(), "ticks")
-    await small.end(signal.SIGTERM)
-    with filled(small.root):
+async def test_start_on_full_disk_works_or_is_reported(small_runtime: RuntimeProcess) -> None:
+    container = await small_runtime.begin(await small_runtime.run_pod(), "ticks")
+    await small_runtime.end(signal.SIGTERM)
+    with full_disk(small_runtime.root):
         with contextlib.suppress(DidNotStart):
-            await small.start()
-        said = small.log.read_text()
-        assert "Traceback" not in said
-        assert small.lives() or re.search("space|full", said)
-        await small.end()
-    await small.start()
-    assert (await small.status(container)).state == RUNNING
+            await small_runtime.start()
+        output = small_runtime.log.read_text()
+        assert "Traceback" not in output
+        assert small_runtime.lives() or re.search("space|full", output)
+        await small_runtime.end()
+    await small_runtime.start()
+    assert (await small_runtime.status(container)).state == RUNNING
 
 
-async def test_a_root_that_cannot_be_written_is_a_sentence(small: RuntimeProcess) -> None:
-    await small.end(signal.SIGTERM)
-    disk = small.folder
+async def test_read_only_root_is_reported(small_runtime: RuntimeProcess) -> None:
+    await small_runtime.end(signal.SIGTERM)
+    disk = small_runtime.folder
     log = disk.parent / "runtime.log"
-    run("mount", "-o", "remount,ro", str(disk))
+    run_command("mount", "-o", "remount,ro", str(disk))
     try:
-        small.log = log
+        small_runtime.log = log
         with pytest.raises(DidNotStart, match=r"[Rr]ead-only file system") as caught:
-            await small.start(WINPOD_DIE=str(log.with_suffix(".sock")))
+            await small_runtime.start(WINPOD_DIE=str(log.with_suffix(".sock")))
         assert "Traceback" not in str(caught.value)
-        await small.ended()
+        await small_runtime.ended()
     finally:
-        run("mount", "-o", "remount,rw", str(disk))
+        run_command("mount", "-o", "remount,rw", str(disk))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +222,7 @@ async def test_a_root_that_cannot_be_written_is_a_sentence(small: RuntimeProcess
         ("mkfs.ext4", "this host has no mkfs.ext4 (package e2fsprogs)"),
     ],
 )
-async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
+async def test_missing_tool_is_reported_in_status_and_errors(
     runtime: RuntimeProcess, tmp_path: Path, tool: str, message: str
 ) -> None:
     container = await runtime.begin(await runtime.run_pod("before"), "ticks", name="before")
@@ -235,7 +233,7 @@ async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
     assert (ready.status, ready.reason) == (False, "ComputeNotReady")
     assert message in ready.message
     pod = await runtime.run_pod()
-    assert ready.message in await refused(runtime, runtime.container_request(pod, "ticks"))
+    assert ready.message in await call_error(runtime, runtime.container_request(pod, "ticks"))
     assert (await runtime.status(container)).state == RUNNING
     await runtime.end(signal.SIGTERM)
     assert "Traceback" not in runtime.log.read_text()
@@ -243,7 +241,7 @@ async def test_a_missing_program_is_told_by_status_and_by_what_needs_it(
     await runtime.start()
     assert (await conditions(runtime))["RuntimeReady"].status
     assert (await runtime.status(container)).state == RUNNING
-    await works(runtime)
+    await check_pod_runs(runtime)
 
 
 def path_without(tool: str, folder: Path) -> str:
@@ -256,7 +254,7 @@ def path_without(tool: str, folder: Path) -> str:
     return str(folder)
 
 
-async def test_a_missing_base_is_told_at_the_start(runtime: RuntimeProcess) -> None:
+async def test_missing_base_is_reported_at_start(runtime: RuntimeProcess) -> None:
     container = await runtime.begin(await runtime.run_pod(), "ticks")
     await runtime.end()
     bases = runtime.root / "bases"
@@ -270,52 +268,52 @@ async def test_a_missing_base_is_told_at_the_start(runtime: RuntimeProcess) -> N
     assert (await runtime.status(container)).state == RUNNING
 
 
-async def test_a_pod_whose_network_namespace_was_deleted_can_be_removed(
+async def test_pod_with_deleted_network_namespace_is_removable(
     runtime: RuntimeProcess,
 ) -> None:
     pod = await runtime.run_pod()
     container = await runtime.begin(pod, "ticks")
     await runtime.until_said("tick 2\n")
     netns = runtime.own / "netns" / pod
-    run("umount", str(netns))
+    run_command("umount", str(netns))
     netns.unlink()
-    sentence = await refused(runtime, runtime.container_request(pod, "ticks", name="other"))
-    assert "network" in sentence
+    message = await call_error(runtime, runtime.container_request(pod, "ticks", name="other"))
+    assert "network" in message
     await runtime.restart()
     assert [item.state for item in await runtime.pods()] == [api.SANDBOX_NOTREADY]
     assert (await runtime.status(container)).state == EXITED
     await runtime.remove_pod(pod)
     assert runtime.leftovers() == {}
-    await works(runtime)
+    await check_pod_runs(runtime)
 
 
-async def test_a_container_whose_folder_was_deleted_can_be_removed(runtime: RuntimeProcess) -> None:
+async def test_container_with_deleted_directory_is_removable(runtime: RuntimeProcess) -> None:
     pod = await runtime.run_pod()
     container = await runtime.begin(pod, "ticks")
     await runtime.until_said("tick 2\n")
     folder = runtime.folder_of(container)
-    run("umount", "--lazy", str(folder / "shell/disk"))
+    run_command("umount", "--lazy", str(folder / "shell/disk"))
     shutil.rmtree(folder)
     await runtime.restart()
-    seen = await runtime.until_exited(container)
-    assert (seen.exit_code, seen.reason) == (255, "Unknown")
+    status = await runtime.until_exited(container)
+    assert (status.exit_code, status.reason) == (255, "Unknown")
     await runtime.remove(container)
-    await works(runtime)
+    await check_pod_runs(runtime)
     await runtime.remove_pod(pod)
     assert runtime.leftovers() == {}
 
 
-async def add_plugin_that_fails(runtime: RuntimeProcess, place: Path, *commands: str) -> Path:
-    """It fails at these commands while the file is there that is named."""
+async def add_failing_plugin(runtime: RuntimeProcess, directory: Path, *commands: str) -> Path:
+    """Add a CNI plugin that fails for these commands while the returned file exists."""
     await runtime.end()
-    broken = place / "broken"
-    plugins, fails = place / "plugins", place / "plugins/fails"
+    marker = directory / "broken"
+    plugins, fails = directory / "plugins", directory / "plugins/fails"
     plugins.mkdir()
     fails.write_text(
         f"#!{sys.executable}\n"
         "import json, os, pathlib, sys\n"
         "given, command = json.load(sys.stdin), os.environ['CNI_COMMAND']\n"
-        f"if pathlib.Path({str(broken)!r}).exists() and command in {commands}:\n"
+        f"if pathlib.Path({str(marker)!r}).exists() and command in {commands}:\n"
         "    print(json.dumps({'cniVersion': '1.0.0', 'code': 100, 'msg': 'it is so wanted'}))\n"
         "    sys.exit(1)\n"
         "if command == 'ADD':\n"
@@ -329,38 +327,38 @@ async def add_plugin_that_fails(runtime: RuntimeProcess, place: Path, *commands:
     with runtime.config.open("a") as config:
         config.write(f'[network]\nplugins = ["{plugins}", "/usr/lib/cni", "/opt/cni/bin"]\n')
     await runtime.start()
-    return broken
+    return marker
 
 
 @pytest.mark.parametrize("commands", [("ADD",), ("ADD", "DEL")], ids=["add", "add and del"])
-async def test_cni_that_fails_half_way_leaves_nothing(
+async def test_failed_cni_add_leaves_nothing(
     runtime: RuntimeProcess, tmp_path: Path, commands: tuple[str, ...]
 ) -> None:
-    broken = await add_plugin_that_fails(runtime, tmp_path, *commands)
-    broken.touch()
+    marker = await add_failing_plugin(runtime, tmp_path, *commands)
+    marker.touch()
     request = api.RunPodSandboxRequest(
         config=api.PodSandboxConfig(metadata=api.PodSandboxMetadata(name="pod", uid="1"))
     )
-    assert "it is so wanted" in await refused(runtime, request)
+    assert "it is so wanted" in await call_error(runtime, request)
     assert {pod.state for pod in await runtime.pods()} <= {api.SANDBOX_NOTREADY}
-    broken.unlink()
+    marker.unlink()
     await runtime.remove_all()
     assert runtime.leftovers() == {}
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["asked again", "after a restart"])
-async def test_a_pod_that_cni_does_not_let_go_has_stopped_and_goes_later(
+@pytest.mark.parametrize("restarted", [False, True], ids=["retried", "after a restart"])
+async def test_pod_with_failed_cni_del_is_stopped_and_cleaned_up_later(
     runtime: RuntimeProcess, tmp_path: Path, restarted: bool
 ) -> None:
-    broken = await add_plugin_that_fails(runtime, tmp_path, "DEL")
+    marker = await add_failing_plugin(runtime, tmp_path, "DEL")
     pod = await runtime.run_pod()
     container = await runtime.begin(pod, "sleep")
-    broken.touch()
+    marker.touch()
     stop = api.StopPodSandboxRequest(pod_sandbox_id=pod)
-    assert "it is so wanted" in await refused(runtime, stop)
+    assert "it is so wanted" in await call_error(runtime, stop)
     assert [pod.state for pod in await runtime.pods()] == [api.SANDBOX_NOTREADY]
     assert (await runtime.status(container)).state == EXITED
-    broken.unlink()
+    marker.unlink()
     if restarted:
         await runtime.restart()
     else:
@@ -370,7 +368,7 @@ async def test_a_pod_that_cni_does_not_let_go_has_stopped_and_goes_later(
     assert runtime.leftovers() == {}
 
 
-async def test_a_clock_that_jumps_back_confuses_nobody(runtime: RuntimeProcess) -> None:
+async def test_clock_jump_backwards_is_tolerated(runtime: RuntimeProcess) -> None:
     container = await runtime.begin(await runtime.run_pod(), "ticks", "7")
     await runtime.until_said("tick 2\n")
     await runtime.end()
@@ -382,12 +380,12 @@ async def test_a_clock_that_jumps_back_confuses_nobody(runtime: RuntimeProcess) 
         )
     await runtime.start()
     (runtime.data / "go").touch()
-    seen = await runtime.until_exited(container)
-    assert seen.exit_code == 7
-    assert seen.created_at <= seen.started_at <= seen.finished_at
+    status = await runtime.until_exited(container)
+    assert status.exit_code == 7
+    assert status.created_at <= status.started_at <= status.finished_at
 
 
-async def test_after_a_restart_of_the_machine_everything_has_ended_and_pods_run_again(
+async def test_host_reboot_ends_containers_and_pods_run_again(
     runtime: RuntimeProcess,
 ) -> None:
     pod = await runtime.run_pod()
@@ -398,10 +396,12 @@ async def test_after_a_restart_of_the_machine_everything_has_ended_and_pods_run_
     runtime.power_off()
     await runtime.start()
     assert [item.state for item in await runtime.pods()] == [api.SANDBOX_NOTREADY]
-    seen = await runtime.status(running)
-    assert (seen.state, seen.exit_code, seen.reason) == (EXITED, 255, "Unknown")
-    assert "not running" in await refused(runtime, api.StartContainerRequest(container_id=created))
-    await works(runtime, "again")
+    status = await runtime.status(running)
+    assert (status.state, status.exit_code, status.reason) == (EXITED, 255, "Unknown")
+    assert "not running" in await call_error(
+        runtime, api.StartContainerRequest(container_id=created)
+    )
+    await check_pod_runs(runtime, "again")
     await runtime.remove(running)
     await runtime.remove_pod(pod)
     assert runtime.leftovers() == {}
