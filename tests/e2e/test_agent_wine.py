@@ -475,17 +475,17 @@ async def test_agent_socket_is_unreachable_from_container(shell: Shell) -> None:
 async def test_program_in_warm_silo_starts_faster_than_cold(
     base: Base, layer: Path, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
+    started_at = time.monotonic()
     with windows_shell(base, layer, tmp_path / "cold") as fresh:
         await asyncio.wait_for(fresh.agent.ping(), TIMEOUT)
-        ready = time.monotonic() - began
+        ready = time.monotonic() - started_at
         assert (await run(fresh, "cmd /c echo 1")).output == b"1\r\n"
-        cold = time.monotonic() - began
+        cold = time.monotonic() - started_at
         warm = []
         for _ in range(5):
-            began = time.monotonic()
+            started_at = time.monotonic()
             await run(fresh, "C:\\app\\launched.exe line")
-            warm.append(time.monotonic() - began)
+            warm.append(time.monotonic() - started_at)
     print(f"ready {ready:.3f} s, first program {cold:.3f} s, next {min(warm):.3f} s")
     assert min(warm) < cold / 2
 

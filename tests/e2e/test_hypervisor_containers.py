@@ -1,4 +1,4 @@
-"""What containers are promised holds in a microVM too: one pod of several, looked at all around."""
+"""Features of containers in a microVM, tested with one pod of several containers."""
 
 import asyncio
 import fcntl
@@ -61,7 +61,7 @@ while True:
 
 @dataclass(frozen=True)
 class Pod:
-    """Of a container that has ended, one that is talked to, and one that serves on port 8080."""
+    """A pod with an exited container, an interactive one, and a server on port 8080."""
 
     winpod: Winpod
     folder: Path
@@ -74,19 +74,19 @@ class Pod:
         return call(self.winpod, request)
 
     def exec(self, line: str, container: str = "") -> str:
-        ran = self.winpod("exec", container or self.talker, "cmd", "/c", line)
-        return ran.stdout + ran.stderr
+        result = self.winpod("exec", container or self.talker, "cmd", "/c", line)
+        return result.stdout + result.stderr
 
     def logged(self, name: str) -> str:
         return (self.folder / f"logs/{name}.log").read_text()
 
-    def until_logged(self, name: str, words: str) -> None:
-        eventually(lambda: self.logged(name), lambda log: words in log)
+    def wait_until_logged(self, name: str, text: str) -> None:
+        eventually(lambda: self.logged(name), lambda log: text in log)
 
 
 @pytest.fixture(scope="module")
 def image(winpod: Winpod) -> str:
-    """Of the tests' programs; and one beside it with a file only."""
+    """Pack an image with the test programs, and one with a single file."""
     config = winpod.home / ".config/winpod/config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(SUBNETS)
@@ -98,16 +98,18 @@ def image(winpod: Winpod) -> str:
     for name in ("talker", "signals", "peer", "writer"):
         shutil.copy(go_program(name=name), content / f"{name}.exe")
     (files / "model.txt").write_text("of another image")
-    for tag, place in (("app", content), ("files", files)):
+    for tag, directory in (("app", content), ("files", files)):
         name = f"oci:{winpod.home}/images:{tag}"
-        packed = winpod("image", "pack", str(place), "-t", name, "--os-version", "10.0.17763.805")
+        packed = winpod(
+            "image", "pack", str(directory), "-t", name, "--os-version", "10.0.17763.805"
+        )
         assert packed.returncode == 0, packed.stderr
     return f"oci:{winpod.home}/images:app"
 
 
 @pytest.fixture(scope="module")
 def pod(winpod: Winpod, image: str) -> Iterator[Pod]:
-    """One for all tests, because each container boots a Windows in an emulated machine."""
+    """Run one pod for all tests, because containers start slowly with emulation."""
     folder = winpod.home / "pod"
     (folder / "shared").mkdir(parents=True)
     (folder / "hosts").write_text("127.0.0.1 localhost\n127.9.8.7 db.example db\n")
@@ -117,10 +119,10 @@ def pod(winpod: Winpod, image: str) -> Iterator[Pod]:
     config = sandbox_config("box", log_directory=f"{folder}/logs", dns_config=dns)
     request = api.RunPodSandboxRequest(config=config, runtime_handler=HANDLER)
     app, files = (_pull(winpod, name) for name in (image, image.replace(":app", ":files")))
-    with _serving_pipe(folder / "service.sock"):
+    with _pipe_server(folder / "service.sock"):
         sandbox = call(winpod, request).pod_sandbox_id
         try:
-            yield _fill(winpod, app, files, folder, sandbox)
+            yield _start_containers(winpod, app, files, folder, sandbox)
         finally:
             call(winpod, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
     assert machines(winpod) == []
@@ -131,12 +133,12 @@ def _pull(winpod: Winpod, name: str) -> api.ImageSpec:
     return api.ImageSpec(image=call(winpod, api.PullImageRequest(image=spec)).image_ref)
 
 
-def _fill(
+def _start_containers(
     winpod: Winpod, image: api.ImageSpec, files: api.ImageSpec, folder: Path, sandbox: str
 ) -> Pod:
     shared = api.Mount(host_path=f"{folder}/shared", container_path="C:\\shared")
-    line = ["cmd", "/c", "echo made before>C:\\shared\\first.txt & echo mine>C:\\own.txt"]
-    first = begin(winpod, image, sandbox, "first", line, mounts=[shared])
+    command = ["cmd", "/c", "echo made before>C:\\shared\\first.txt & echo mine>C:\\own.txt"]
+    first = begin(winpod, image, sandbox, "first", command, mounts=[shared])
     until_exited(winpod, first)
     mounts = [
         shared,
@@ -145,8 +147,8 @@ def _fill(
         api.Mount(host_path=f"{folder}/service.sock", container_path=PIPE),
         api.Mount(image=files, container_path="C:\\files"),
     ]
-    talked = {"stdin": True, "annotations": {STDIO_ANNOTATION: "stdin"}, "mounts": mounts}
-    talker = begin(winpod, image, sandbox, "talker", ["C:\\talker.exe"], **talked)
+    options = {"stdin": True, "annotations": {STDIO_ANNOTATION: "stdin"}, "mounts": mounts}
+    talker = begin(winpod, image, sandbox, "talker", ["C:\\talker.exe"], **options)
     limits = api.WindowsContainerResources(memory_limit_in_bytes=512 * MIB)
     server = begin(
         *(winpod, image, sandbox, "server", ["C:\\talker.exe", ":8080"]),
@@ -156,14 +158,14 @@ def _fill(
     status = call(winpod, api.PodSandboxStatusRequest(pod_sandbox_id=sandbox)).status.network
     addresses = (status.ip, status.additional_ips[0].ip)
     pod = Pod(winpod, folder, sandbox, addresses, talker, server)
-    pod.until_logged("talker", "listening")
-    pod.until_logged("server", "serving")
+    pod.wait_until_logged("talker", "listening")
+    pod.wait_until_logged("server", "serving")
     return pod
 
 
 @contextmanager
-def _serving_pipe(path: Path) -> Iterator[None]:
-    """A server that repeats the line it is told, once for each client."""
+def _pipe_server(path: Path) -> Iterator[None]:
+    """Serve a Unix socket that repeats one message per client."""
 
     def serve() -> None:
         while True:
@@ -184,47 +186,45 @@ def _serving_pipe(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _terminal(winpod: Winpod, *arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A command with a terminal of 100 by 30: the person's side of it, and the command."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    process = winpod.start(
-        *arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
+    """Run a command in a terminal of 100x30; yield the controlling side and the process."""
+    controller, tty = pty.openpty()
+    fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = winpod.start(*arguments, stdin=tty, stdout=tty, stderr=tty, start_new_session=True)
+    os.close(tty)
     try:
-        yield ours, process
+        yield controller, process
     finally:
-        os.close(ours)
+        os.close(controller)
         process.kill()
         process.wait()
 
 
-def _read_until(terminal: int, words: str) -> str:
-    seen = ""
-    while words not in seen:
+def _read_until(terminal: int, text: str) -> str:
+    output = ""
+    while text not in output:
         try:
-            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(terminal, 65536).decode())
+            output += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(terminal, 65536).decode())
         except OSError:
-            pytest.fail(f"{words!r} is not in {seen!r}")
-    return seen
+            pytest.fail(f"{text!r} is not in {output!r}")
+    return output
 
 
-def _check_sizes(winpod: Winpod, *arguments: str) -> None:
-    """The program ends when its console is 132 wide."""
-    with _terminal(winpod, *arguments) as (ours, process):
-        _read_until(ours, "size 100 30")
-        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 43, 132, 0, 0))
+def _check_resizes(winpod: Winpod, *arguments: str) -> None:
+    """Check that the program reports each size; it exits at a width of 132."""
+    with _terminal(winpod, *arguments) as (controller, process):
+        _read_until(controller, "size 100 30")
+        fcntl.ioctl(controller, termios.TIOCSWINSZ, struct.pack("HHHH", 43, 132, 0, 0))
         process.send_signal(signal.SIGWINCH)
-        _read_until(ours, "size 132 43")
+        _read_until(controller, "size 132 43")
         assert process.wait(300) == 42
 
 
-def test_a_terminal_has_the_size_of_the_persons(winpod: Winpod, image: str) -> None:
+def test_terminal_follows_client_size(winpod: Winpod, image: str) -> None:
     command = ("--isolation", "hypervisor", image, "C:\\launched.exe", "size")
-    _check_sizes(winpod, "run", "--rm", "-it", *command)
+    _check_resizes(winpod, "run", "--rm", "-it", *command)
 
 
-def test_a_stopped_program_hears_of_it_and_may_finish(winpod: Winpod, image: str) -> None:
+def test_stop_is_delivered_and_handled(winpod: Winpod, image: str) -> None:
     options = ("-d", "--name", "polite", "--isolation", "hypervisor")
     assert winpod("run", *options, image, "C:\\signals.exe").returncode == 0
     until_said(winpod, "polite", "waiting")
@@ -234,7 +234,7 @@ def test_a_stopped_program_hears_of_it_and_may_finish(winpod: Winpod, image: str
     assert winpod("rm", "polite").returncode == 0
 
 
-def test_containers_of_a_pod_share_its_volumes_and_not_their_drives(pod: Pod) -> None:
+def test_containers_share_volumes_but_not_drives(pod: Pod) -> None:
     assert "made before" in pod.exec("type C:\\shared\\first.txt")
     for container in (pod.talker, pod.server):
         assert "mine" not in pod.exec("type C:\\own.txt", container)
@@ -242,53 +242,53 @@ def test_containers_of_a_pod_share_its_volumes_and_not_their_drives(pod: Pod) ->
     assert "left.txt" not in pod.exec("dir /b C:\\", pod.server)
 
 
-def test_containers_reach_each_other_at_localhost_and_by_the_pods_addresses(pod: Pod) -> None:
+def test_containers_connect_over_localhost_and_pod_ips(pod: Pod) -> None:
     for host in ("127.0.0.1", pod.addresses[0], f"[{pod.addresses[1]}]"):
-        said = pod.exec(f"C:\\peer.exe ask http://{host}:8080/hello")
-        assert "/hello from Windows" in said, host
+        output = pod.exec(f"C:\\peer.exe ask http://{host}:8080/hello")
+        assert "/hello from Windows" in output, host
 
 
-def test_others_reach_the_pod_by_both_of_its_addresses(pod: Pod) -> None:
+def test_pod_is_reachable_at_both_ips(pod: Pod) -> None:
     inside = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", "curl", "-sg", "--max-time", "300"]
     for host in (pod.addresses[0], f"[{pod.addresses[1]}]"):
-        got = subprocess.run(
+        result = subprocess.run(
             [*inside, f"http://{host}:8080/out"], capture_output=True, text=True, check=False
         )
-        assert got.stdout == "/out from Windows", host
+        assert result.stdout == "/out from Windows", host
 
 
-def test_the_processors_of_a_program_are_the_guests(pod: Pod) -> None:
-    seen = pod.exec("type \\\\?\\unix\\proc\\cpuinfo").count("processor\t:")
-    assert pod.exec("echo %NUMBER_OF_PROCESSORS%").strip() == str(seen)
+def test_program_sees_processors_of_guest(pod: Pod) -> None:
+    count = pod.exec("type \\\\?\\unix\\proc\\cpuinfo").count("processor\t:")
+    assert pod.exec("echo %NUMBER_OF_PROCESSORS%").strip() == str(count)
 
 
-def test_names_are_found_in_the_hosts_file_and_asked_of_the_pods_name_server(pod: Pod) -> None:
-    server = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", sys.executable, "-c", NAME_SERVER]
-    answering = subprocess.Popen(server)
+def test_names_resolve_with_hosts_file_and_dns(pod: Pod) -> None:
+    command = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", sys.executable, "-c", NAME_SERVER]
+    process = subprocess.Popen(command)
     try:
         assert "[127.9.8.7]" in pod.exec("ping -n 1 db.example")
         assert "[127.5.5.5]" in pod.exec("ping -n 1 web")
     finally:
-        answering.kill()
-        answering.wait()
+        process.kill()
+        process.wait()
 
 
-def test_a_message_at_the_end_is_a_file_of_the_hosts(pod: Pod) -> None:
+def test_termination_message_is_written_to_host_file(pod: Pod) -> None:
     pod.exec(f"echo all went well>{MESSAGE}")
     assert (pod.folder / "message").read_text().strip() == "all went well"
 
 
-def test_the_files_of_another_image_are_there_to_read(pod: Pod) -> None:
+def test_image_volume_is_read_only(pod: Pod) -> None:
     assert "of another image" in pod.exec("type C:\\files\\model.txt & echo x>C:\\files\\new.txt")
     assert "new.txt" not in pod.exec("dir /b C:\\files")
 
 
-def test_a_named_pipe_leads_to_a_socket_of_the_hosts(pod: Pod) -> None:
-    ran = pod.winpod("exec", pod.talker, "C:\\peer.exe", "ask", "pipe://service")
-    assert "the host heard hello" in ran.stdout, ran
+def test_named_pipe_connects_to_host_socket(pod: Pod) -> None:
+    result = pod.winpod("exec", pod.talker, "C:\\peer.exe", "ask", "pipe://service")
+    assert "the host heard hello" in result.stdout, result
 
 
-def test_somebody_attached_talks_to_the_containers_program(pod: Pod) -> None:
+def test_attach_streams_of_container(pod: Pod) -> None:
     attached = pod.winpod.start("attach", pod.talker, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert attached.stdin
     assert attached.stdout
@@ -299,16 +299,20 @@ def test_somebody_attached_talks_to_the_containers_program(pod: Pod) -> None:
     attached.communicate()
 
 
-def test_an_executed_program_has_its_input_and_its_terminal(pod: Pod) -> None:
-    words = ("exec", "-i", pod.talker, "C:\\talker.exe")
-    ran = pod.winpod(*words, stdin="one\ncry oh no\nexit 9\n")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (9, "listening\nheard one\n", "oh no\n")
-    _check_sizes(pod.winpod, "exec", "-it", pod.talker, "C:\\launched.exe", "size")
+def test_exec_has_stdin_and_terminal(pod: Pod) -> None:
+    command = ("exec", "-i", pod.talker, "C:\\talker.exe")
+    result = pod.winpod(*command, stdin="one\ncry oh no\nexit 9\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        9,
+        "listening\nheard one\n",
+        "oh no\n",
+    )
+    _check_resizes(pod.winpod, "exec", "-it", pod.talker, "C:\\launched.exe", "size")
 
 
-def test_a_port_is_forwarded_to_a_program_that_listens_on_localhost_only(pod: Pod) -> None:
-    words = ("exec", pod.talker, "C:\\talker.exe", "127.0.0.1:8081")
-    serving = pod.winpod.start(*words, stdout=subprocess.PIPE)
+def test_port_forward_reaches_localhost_listener(pod: Pod) -> None:
+    command = ("exec", pod.talker, "C:\\talker.exe", "127.0.0.1:8081")
+    serving = pod.winpod.start(*command, stdout=subprocess.PIPE)
     forward = pod.winpod.start("port-forward", pod.talker, "18081:8081", stdout=subprocess.PIPE)
     assert serving.stdout
     assert forward.stdout
@@ -317,51 +321,51 @@ def test_a_port_is_forwarded_to_a_program_that_listens_on_localhost_only(pod: Po
         assert b"18081" in forward.stdout.readline()
         inside = ["nsenter", f"--net=/run/netns/{pod.winpod.netns}", "curl", "-sS"]
         for path in ("a", "b"):
-            got = subprocess.run(
+            result = subprocess.run(
                 [*inside, "--max-time", "300", f"http://127.0.0.1:18081/{path}"],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            assert got.stdout == f"/{path} from Windows", got.stderr
+            assert result.stdout == f"/{path} from Windows", result.stderr
     finally:
         for process in (forward, serving):
             process.kill()
             process.communicate()
-    lines = "runtime/sandboxes/*/vm/dial-*"
-    eventually(lambda: list(pod.winpod.root.glob(lines)), not_)
+    sockets = "runtime/sandboxes/*/vm/dial-*"
+    eventually(lambda: list(pod.winpod.root.glob(sockets)), not_)
 
 
-def test_what_a_container_uses_is_counted_in_the_guest_and_on_the_host(pod: Pod) -> None:
-    def counted() -> Any:
+def test_stats_include_guest_and_host_usage(pod: Pod) -> None:
+    def pod_stats() -> Any:
         request = api.PodSandboxStatsRequest(pod_sandbox_id=pod.sandbox)
         return pod.call(request).stats.windows
 
-    def written(stats: Any) -> int:
-        found = {one.attributes.id: one.writable_layer for one in stats.containers}
+    def written_bytes(windows_stats: Any) -> int:
+        found = {stats.attributes.id: stats.writable_layer for stats in windows_stats.containers}
         return int(found[pod.talker].used_bytes.value)
 
-    before = counted()
+    before = pod_stats()
     (pod.folder / "shared/large").write_bytes(os.urandom(8 * MIB))
     pod.exec("copy C:\\shared\\large C:\\large")
-    after = counted()
+    after = pod_stats()
     used = "usage_core_nano_seconds"
     assert getattr(after.cpu, used).value > getattr(before.cpu, used).value
     assert 4 * MIB < after.memory.working_set_bytes.value < 512 * MIB
     assert 4 < after.process.process_count.value < 60
-    assert 7 * MIB < written(after) - written(before) < 12 * MIB
+    assert 7 * MIB < written_bytes(after) - written_bytes(before) < 12 * MIB
     assert after.network.default_interface.name == "eth0"
     assert not after.network.interfaces
     assert after.network.default_interface.rx_bytes.value > 0
     assert after.network.default_interface.tx_bytes.value > 0
-    one = pod.call(api.ContainerStatsRequest(container_id=pod.talker)).stats
-    assert one.cpu.usage_core_nano_seconds.value > 0
-    assert one.memory.working_set_bytes.value > 4 * MIB
-    told = pod.winpod("stats", "--no-stream", pod.talker)
-    assert "talker" in told.stdout, told
+    stats = pod.call(api.ContainerStatsRequest(container_id=pod.talker)).stats
+    assert stats.cpu.usage_core_nano_seconds.value > 0
+    assert stats.memory.working_set_bytes.value > 4 * MIB
+    shown = pod.winpod("stats", "--no-stream", pod.talker)
+    assert "talker" in shown.stdout, shown
 
 
-def test_a_log_goes_on_in_a_new_file(pod: Pod) -> None:
+def test_reopened_log_continues_in_new_file(pod: Pod) -> None:
     log = pod.folder / "logs/talker.log"
     log.rename(log.with_suffix(".old"))
     pod.call(api.ReopenContainerLogRequest(container_id=pod.talker))
@@ -369,19 +373,19 @@ def test_a_log_goes_on_in_a_new_file(pod: Pod) -> None:
     assert attached.stdin
     attached.stdin.write(b"a new page\n")
     attached.stdin.flush()
-    pod.until_logged("talker", "heard a new page")
+    pod.wait_until_logged("talker", "heard a new page")
     attached.kill()
     attached.communicate()
     assert "a new page" not in log.with_suffix(".old").read_text()
 
 
-def test_a_container_writes_to_its_drive_no_faster_than_its_limit(pod: Pod) -> None:
-    """2 MiB at 1 MiB a second, and the best of three tries of a neighbour without a limit."""
+def test_disk_bandwidth_limit_is_enforced(pod: Pod) -> None:
+    """Write 2 MiB at 1 MiB/s, and compare with the best of three unlimited runs."""
 
     def milliseconds(container: str, tries: int) -> list[int]:
-        said = pod.exec(" & ".join(["C:\\writer.exe C:\\written.bin 8 256"] * tries), container)
-        taken = [int(number) for number in re.findall(r"milliseconds: (\d+)", said)]
-        assert len(taken) == tries, said
+        output = pod.exec(" & ".join(["C:\\writer.exe C:\\written.bin 8 256"] * tries), container)
+        taken = [int(number) for number in re.findall(r"milliseconds: (\d+)", output)]
+        assert len(taken) == tries, output
         return taken
 
     (limited,), free = milliseconds(pod.server, 1), milliseconds(pod.talker, 3)
@@ -389,39 +393,41 @@ def test_a_container_writes_to_its_drive_no_faster_than_its_limit(pod: Pod) -> N
     assert min(free) < limited, free
 
 
-def test_who_starts_processes_without_end_is_refused_and_harms_no_neighbour(pod: Pod) -> None:
-    _let_have_few(pod, pod.server, more=12)
-    words = ("exec", pod.server, "C:\\hostile.exe", "children")
-    starting = pod.winpod.start(*words, stdout=subprocess.PIPE)
-    lines = starting.stdout
-    assert lines
+def test_pids_limit_is_enforced_and_neighbour_is_unaffected(pod: Pod) -> None:
+    _limit_pids(pod, pod.server, more=12)
+    command = ("exec", pod.server, "C:\\hostile.exe", "children")
+    starting = pod.winpod.start(*command, stdout=subprocess.PIPE)
+    stdout = starting.stdout
+    assert stdout
     try:
-        said = list(iter(lambda: lines.readline().strip(), b"no more"))
+        lines = list(iter(lambda: stdout.readline().strip(), b"no more"))
         assert "still here" in pod.exec("echo still here")
     finally:
         starting.kill()
         starting.communicate()
-    assert 0 < int(said[-1].split()[0]) < 12, said
-    eventually(lambda: pod.exec("echo still here", pod.server), lambda said: "still here" in said)
+    assert 0 < int(lines[-1].split()[0]) < 12, lines
+    eventually(
+        lambda: pod.exec("echo still here", pod.server), lambda output: "still here" in output
+    )
 
 
-def _let_have_few(pod: Pod, container: str, more: int) -> None:
-    """Processes and threads, by the guest's kernel, while no runtime has the only connection."""
+def _limit_pids(pod: Pod, container: str, more: int) -> None:
+    """Lower pids.max in the guest; the runtime is stopped, because only one client can connect."""
     pod.winpod.end_runtime()
-    of_runtime = pod.winpod.root / "runtime"
-    guest = GuestClient(of_runtime / f"sandboxes/{pod.sandbox}/vm/control")
-    group = guest_cgroup((of_runtime / f"containers/{container}/shell/id").read_text())
+    runtime = pod.winpod.root / "runtime"
+    guest = GuestClient(runtime / f"sandboxes/{pod.sandbox}/vm/control")
+    group = guest_cgroup((runtime / f"containers/{container}/shell/id").read_text())
 
-    async def ask() -> None:
+    async def update() -> None:
         assert int(await guest.request("read", f"{group}/pids.max")) == DEFAULT_PIDS
         now = int(await guest.request("read", f"{group}/pids.current"))
         await guest.request("write", f"{group}/pids.max", str(now + more))
         guest.close()
 
-    asyncio.run(ask())
+    asyncio.run(update())
 
 
-def test_a_limit_is_changed_while_it_runs_and_who_goes_beyond_is_told_as_out_of_memory(
+def test_updated_memory_limit_is_enforced(
     pod: Pod,
 ) -> None:
     def update(megabytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong with a pod's microVM: the pod tells the truth, and nothing of it is left."""
+"""Failures of a pod's microVM are reported, and leave nothing behind."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ from winpod.cri.rpc import RemoteError
 
 __all__ = ["image", "winpod"]
 
-ISOLATED = ("--isolation", "hypervisor")
+HYPERVISOR = ("--isolation", "hypervisor")
 MANY = 20
-NOISE = 5000
+MESSAGES = 5000
 
 
 def _start(winpod: Winpod, image: str, name: str, line: str = WAITS) -> None:
-    began = winpod("run", "-d", "--name", name, *ISOLATED, image, "cmd", "/c", line)
-    assert began.returncode == 0, began.stderr
+    started = winpod("run", "-d", "--name", name, *HYPERVISOR, image, "cmd", "/c", line)
+    assert started.returncode == 0, started.stderr
 
 
 def _pid(winpod: Winpod, file: str) -> int:
@@ -40,28 +40,28 @@ def _pid(winpod: Winpod, file: str) -> int:
     return int(found.read_text())
 
 
-def _until_ended(winpod: Winpod, name: str) -> None:
+def _wait_exited(winpod: Winpod, name: str) -> None:
     eventually(
         lambda: winpod("inspect", name).stdout,
-        lambda told: "CONTAINER_EXITED" in told,
+        lambda output: "CONTAINER_EXITED" in output,
     )
 
 
 def _remove(winpod: Winpod, name: str) -> None:
     removed = winpod("rm", "-f", name)
     assert removed.returncode == 0, removed.stderr
-    _nothing_is_left(winpod)
+    _assert_no_leftovers(winpod)
 
 
-def _nothing_is_left(winpod: Winpod) -> None:
-    """What is cleared after a removal was answered, is waited for."""
-    eventually(lambda: _left(winpod), not_)
+def _assert_no_leftovers(winpod: Winpod) -> None:
+    """Wait for the cleanup that continues after the removal returned."""
+    eventually(lambda: _leftovers(winpod), not_)
 
 
-def _left(winpod: Winpod) -> list[str]:
+def _leftovers(winpod: Winpod) -> list[str]:
     runtime = winpod.root / "runtime"
-    mounted = [line for line in Path("/proc/mounts").read_text().splitlines() if "/vm/" in line]
-    found = [line for line in mounted if str(runtime) in line]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/vm/" in line]
+    found = [line for line in mounts if str(runtime) in line]
     found += [str(file) for file in runtime.glob("sandboxes/*")]
     found += [str(file) for file in runtime.glob("leavings/*")]
     listed = subprocess.run(["pgrep", "-af", f"{runtime}/"], capture_output=True, text=True).stdout
@@ -73,78 +73,74 @@ def _kill(file: str) -> Callable[[Winpod], object]:
     return lambda winpod: os.kill(_pid(winpod, file), signal.SIGKILL)
 
 
-def _ask(winpod: Winpod, *words: str) -> str:
-    """While no runtime is there, which would have the only connection to the guest."""
+def _guest_request(winpod: Winpod, *request: str) -> str:
+    """Stop the runtime, because only one client can connect, and send a request to the guest."""
     winpod.end_runtime()
     (control,) = (winpod.root / "runtime").glob("sandboxes/*/vm/control")
 
-    async def ask() -> bytes:
+    async def send() -> bytes:
         guest = GuestClient(control)
         try:
-            return await guest.request(*words)
+            return await guest.request(*request)
         finally:
             guest.close()
 
-    return asyncio.run(ask()).decode()
+    return asyncio.run(send()).decode()
 
 
 def _panic(winpod: Winpod) -> None:
     with contextlib.suppress(MicroVmGone):
-        _ask(winpod, "write", "/proc/sysrq-trigger", "c")
+        _guest_request(winpod, "write", "/proc/sysrq-trigger", "c")
 
 
-def _seconds_up(winpod: Winpod, name: str) -> float:
-    """As the guest's own kernel counts them."""
+def _uptime(winpod: Winpod, name: str) -> float:
+    """Return the uptime of the guest's kernel."""
     return float(winpod("exec", name, "cmd", "/c", r"type \\?\unix\proc\uptime").stdout.split()[0])
 
 
-def test_a_guest_that_gets_no_time_for_a_while_goes_on_and_its_clock_is_right(
-    winpod: Winpod, image: str
-) -> None:
+def test_paused_guest_continues_with_correct_clock(winpod: Winpod, image: str) -> None:
     _start(winpod, image, "late")
-    before, here = _seconds_up(winpod, "late"), time.monotonic()
+    before, start = _uptime(winpod, "late"), time.monotonic()
     (pid,) = machines(winpod)
     os.kill(pid, signal.SIGSTOP)
     time.sleep(4.5)
     os.kill(pid, signal.SIGCONT)
-    passed = time.monotonic() - here
-    assert _seconds_up(winpod, "late") - before >= passed - 0.1
+    passed = time.monotonic() - start
+    assert _uptime(winpod, "late") - before >= passed - 0.1
     _remove(winpod, "late")
 
 
 @pytest.mark.parametrize(
-    "break_it",
+    "fail",
     [
-        pytest.param(_kill("sandboxes/*/vm/qemu.pid"), id="QEMU is killed"),
-        pytest.param(_kill("sandboxes/*/vm/drives.pid"), id="the server of its drives is killed"),
-        pytest.param(_kill("sandboxes/*/vm/volumes.pid"), id="that of its volumes is killed"),
-        pytest.param(_panic, id="its kernel panics"),
+        pytest.param(_kill("sandboxes/*/vm/qemu.pid"), id="QEMU killed"),
+        pytest.param(_kill("sandboxes/*/vm/drives.pid"), id="virtiofsd of drives killed"),
+        pytest.param(_kill("sandboxes/*/vm/volumes.pid"), id="virtiofsd of volumes killed"),
+        pytest.param(_panic, id="kernel panic"),
     ],
 )
-def test_a_pod_whose_microvm_fails_has_ended(
-    winpod: Winpod, image: str, break_it: Callable[[Winpod], object]
+def test_pod_exits_when_its_microvm_dies(
+    winpod: Winpod, image: str, fail: Callable[[Winpod], object]
 ) -> None:
     _start(winpod, image, "fails")
     until_said(winpod, "fails", "up")
-    break_it(winpod)
-    _until_ended(winpod, "fails")
+    fail(winpod)
+    _wait_exited(winpod, "fails")
     assert "the pod's microVM has ended" in winpod("inspect", "fails").stdout
     eventually(lambda: machines(winpod), not_)
     _remove(winpod, "fails")
 
 
-def test_a_guest_that_stands_still_has_ended_and_who_waits_for_it_is_told(
-    winpod: Winpod, image: str
-) -> None:
+def test_hung_guest_is_ended_and_calls_fail(winpod: Winpod, image: str) -> None:
     _start(winpod, image, "still")
     until_said(winpod, "still", "up")
-    (told,) = json.loads(winpod("inspect", "still").stdout)
-    asked = api.ContainerStatusRequest(container_id=told["status"]["id"])
-    spec = call(winpod, asked).status.image
+    (inspected,) = json.loads(winpod("inspect", "still").stdout)
+    request = api.ContainerStatusRequest(container_id=inspected["status"]["id"])
+    spec = call(winpod, request).status.image
     _stop_processors(winpod)
     with pytest.raises(RemoteError, match="the pod's microVM"):
-        begin(winpod, spec, told["sandbox"]["status"]["id"], "second", ["cmd", "/c", "ver"])
-    _until_ended(winpod, "still")
+        begin(winpod, spec, inspected["sandbox"]["status"]["id"], "second", ["cmd", "/c", "ver"])
+    _wait_exited(winpod, "still")
     assert "the pod's microVM has ended" in winpod("inspect", "still").stdout
     eventually(lambda: machines(winpod), not_)
     _remove(winpod, "still")
@@ -160,60 +156,54 @@ def _stop_processors(winpod: Winpod) -> None:
     asyncio.run(stop())
 
 
-def test_a_container_whose_way_out_of_the_guest_is_cut_has_ended(
-    winpod: Winpod, image: str
-) -> None:
+def test_container_exits_when_its_guest_connection_is_lost(winpod: Winpod, image: str) -> None:
     _start(winpod, image, "cut")
     until_said(winpod, "cut", "up")
     os.kill(_pid(winpod, "containers/*/shell/shell.pid"), signal.SIGKILL)
-    _until_ended(winpod, "cut")
+    _wait_exited(winpod, "cut")
     _remove(winpod, "cut")
 
 
-def test_a_program_that_takes_all_memory_of_the_guest_is_killed_and_told_so(
-    winpod: Winpod, image: str
-) -> None:
+def test_program_exceeding_guest_memory_is_oom_killed(winpod: Winpod, image: str) -> None:
     program = windows_programs.go_program(name="load")
-    mounted = ("-v", f"{program}:C:\\load.exe:ro")
+    mount = ("-v", f"{program}:C:\\load.exe:ro")
     small = ("--annotation", "io.microsoft.virtualmachine.computetopology.memory.sizeinmb=512")
-    options = ("-d", "--name", "greedy", *ISOLATED, *small, *mounted)
-    began = winpod("run", *options, image, "C:\\load.exe", "4000")
-    assert began.returncode == 0, began.stderr
-    _until_ended(winpod, "greedy")
+    options = ("-d", "--name", "greedy", *HYPERVISOR, *small, *mount)
+    started = winpod("run", *options, image, "C:\\load.exe", "4000")
+    assert started.returncode == 0, started.stderr
+    _wait_exited(winpod, "greedy")
     assert "OOMKilled" in winpod("inspect", "greedy").stdout
     _remove(winpod, "greedy")
 
 
-def test_a_runtime_that_is_killed_while_it_makes_a_microvm_leaves_nothing(
-    winpod: Winpod, image: str
-) -> None:
+def test_runtime_killed_during_microvm_creation_leaves_nothing(winpod: Winpod, image: str) -> None:
     assert winpod("ps").returncode == 0
-    for moment in (0.5, 1.0, 2.0):
-        begins = winpod.start(
-            *("run", "--rm", *ISOLATED, image, "cmd", "/c", "ver"),
+    for delay in (0.5, 1.0, 2.0):
+        process = winpod.start(
+            *("run", "--rm", *HYPERVISOR, image, "cmd", "/c", "ver"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        time.sleep(moment)
+        time.sleep(delay)
         winpod.end_runtime(signal.SIGKILL)
-        begins.wait(300)
+        process.wait(300)
         assert winpod("ps").returncode == 0
         for container in winpod("ps", "-aq").stdout.split():
             winpod("rm", "-f", container)
-        _nothing_is_left(winpod)
+        _assert_no_leftovers(winpod)
 
 
-def test_what_a_guest_makes_qemu_say_does_not_fill_the_machine(winpod: Winpod, image: str) -> None:
+def test_qemu_messages_caused_by_guest_do_not_use_disk(winpod: Winpod, image: str) -> None:
     program = windows_programs.linux_program("noisy")
-    mounted = ("-v", f"{program.parent}:C:\\noisy:ro")
-    options = ("-d", "--name", "noisy", *ISOLATED, *mounted)
-    began = winpod("run", *options, image, "cmd", "/c", WAITS)
-    assert began.returncode == 0, began.stderr
+    mount = ("-v", f"{program.parent}:C:\\noisy:ro")
+    options = ("-d", "--name", "noisy", *HYPERVISOR, *mount)
+    started = winpod("run", *options, image, "cmd", "/c", WAITS)
+    assert started.returncode == 0, started.stderr
     (volume,) = (winpod.root / "runtime").glob("sandboxes/*/vm/volumes/*/*")
     inside = f"/volumes/{volume.parent.name}/{volume.name}/noisy"
-    _ask(winpod, "run", "/run/noise", inside, str(NOISE))
+    _guest_request(winpod, "run", "/run/noise", inside, str(MESSAGES))
     eventually(lambda: _result(winpod, "/run/noise"), lambda code: code == "0")
-    assert _ask(winpod, "read", "/run/noise.said") == f"{NOISE}\n"
+    assert _guest_request(winpod, "read", "/run/noise.said") == f"{MESSAGES}\n"
     (folder,) = (winpod.root / "runtime").glob("sandboxes/*/vm")
     assert sum(log.stat().st_blocks for log in folder.glob("*.log")) == 0
     assert winpod("exec", "noisy", "cmd", "/c", "echo still here").stdout == "still here\n"
@@ -222,17 +212,17 @@ def test_what_a_guest_makes_qemu_say_does_not_fill_the_machine(winpod: Winpod, i
 
 def _result(winpod: Winpod, file: str) -> str:
     try:
-        return _ask(winpod, "read", file)
+        return _guest_request(winpod, "read", file)
     except GuestError:
         return ""
 
 
 @pytest.mark.alone
-def test_twenty_microvms_at_once_all_run_and_all_go(winpod: Winpod, image: str) -> None:
+def test_twenty_microvms_run_concurrently(winpod: Winpod, image: str) -> None:
     names = [f"one-of-many-{number}" for number in range(MANY)]
-    waits = windows_programs.go_program(name="signals")
-    options = (*ISOLATED, "-v", f"{waits}:C:\\waits.exe:ro")
-    begun = [
+    program = windows_programs.go_program(name="signals")
+    options = (*HYPERVISOR, "-v", f"{program}:C:\\waits.exe:ro")
+    processes = [
         winpod.start(
             *("run", "-d", "--name", name, *options, image, "C:\\waits.exe"),
             stdout=subprocess.DEVNULL,
@@ -240,13 +230,13 @@ def test_twenty_microvms_at_once_all_run_and_all_go(winpod: Winpod, image: str) 
         )
         for name in names
     ]
-    said = [one.communicate(timeout=900)[1].decode() for one in begun]
-    assert [one.returncode for one in begun] == [0] * MANY, "".join(said)
+    errors = [item.communicate(timeout=900)[1].decode() for item in processes]
+    assert [item.returncode for item in processes] == [0] * MANY, "".join(errors)
     assert len(machines(winpod)) == MANY
     for name in names:
         until_said(winpod, name, "waiting")
     listed = json.loads(winpod("inspect", *names).stdout)
-    assert len({one["sandbox"]["status"]["network"]["ip"] for one in listed}) == MANY
+    assert len({item["sandbox"]["status"]["network"]["ip"] for item in listed}) == MANY
     removed = winpod("rm", "-f", *names)
     assert removed.returncode == 0, removed.stderr
-    _nothing_is_left(winpod)
+    _assert_no_leftovers(winpod)

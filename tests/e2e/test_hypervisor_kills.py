@@ -1,8 +1,10 @@
-"""kill -9 around pods in microVMs: of the runtime all along every call, and of each process that a
-container has, on the machine and inside of its guest. Nothing is lost, doubled, or left half-made.
+"""Crash recovery with pods in microVMs.
 
-Inside of a guest a program kills that came with a volume, when a file is there: the guest's first
-process starts it for the test, which speaks to it while no runtime does.
+The runtime is killed during every call, and each process of a container is killed, on the host and
+in the guest. Nothing may be lost, duplicated or left incomplete.
+
+In a guest, a program from a volume kills the process as soon as a file exists. The test asks the
+guest's init to start it, while the runtime is stopped.
 """
 
 import asyncio
@@ -38,9 +40,9 @@ from winpod.images.base.builder import Base
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HANDLER = "runhcs-wcow-hypervisor"
-DEATHS = 4
-LONG_DEAD = 3.0
-LOST = (
+KILLS_PER_CALL = 4
+DOWNTIME = 3.0
+KILLED_PROCESSES = (
     ("wagent.exe", False),
     ("wineserver", False),
     ("init", False),
@@ -48,12 +50,12 @@ LOST = (
     ("program.pid", False),
     ("conmon.pid", False),
 )
-"""Processes of a container: inside of the guest, or by the file that has its number on the machine;
-and whether that happens while nobody looks."""
-LOST_BY = {(255, "Unknown"), (137, "Error")}
+"""Processes to kill: names in the guest or PID files on the host; and whether the runtime is
+stopped meanwhile."""
+LOST_STATUSES = {(255, "Unknown"), (137, "Error")}
 CREATED = api.CONTAINER_CREATED
-OF_ONE = ("containers", "leavings", "disks", "mounts")
-"""What must be gone with a container, while its pod lives on."""
+CONTAINER_RESOURCES = ("containers", "leavings", "disks", "mounts")
+"""Resources that are released with a container while its pod keeps running."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,56 +73,58 @@ async def runtime(machine: RuntimeProcess) -> AsyncIterator[RuntimeProcess]:
     if not machine.lives():
         await machine.restart()
     await machine.remove_all()
-    forget(machine)
+    reset_files(machine)
     yield machine
 
 
-def forget(runtime: RuntimeProcess) -> None:
-    """What the last container has said, and was told."""
-    for left in ("data/go", "data/now", "logs/app.log"):
-        (runtime.folder / left).unlink(missing_ok=True)
+def reset_files(runtime: RuntimeProcess) -> None:
+    """Remove the log and the command files of the last container."""
+    for path in ("data/go", "data/now", "logs/app.log"):
+        (runtime.folder / path).unlink(missing_ok=True)
 
 
-def deaths(
+def kill_during(
     runtime: RuntimeProcess,
     prepare: Callable[[], Awaitable[str]],
     act: Callable[[str], Awaitable[Any]],
 ) -> AsyncIterator[str]:
-    def in_the_middle_of_equal_parts(total: int) -> Iterable[int]:
-        return (1 + total * (2 * i + 1) // (2 * DEATHS) for i in range(DEATHS))
+    def spread_evenly(total: int) -> Iterable[int]:
+        return (1 + total * (2 * i + 1) // (2 * KILLS_PER_CALL) for i in range(KILLS_PER_CALL))
 
-    return runtime_kills.deaths(runtime, prepare, act, in_the_middle_of_equal_parts)
+    return runtime_kills.deaths(runtime, prepare, act, spread_evenly)
 
 
-async def nothing() -> str:
+async def prepare_nothing() -> str:
     return ""
 
 
-def of_pod(pod: str) -> list[str]:
-    """Its network, and what its guest sees its containers' places by."""
+def pod_resources(pod: str) -> list[str]:
+    """Return patterns for the network namespace and the virtiofs mounts of a pod."""
     return [f"netns/{pod}", f"{pod}/vm/(drives|volumes)$"]
 
 
 async def only_pod(runtime: RuntimeProcess) -> str:
-    """It is ready, and there is no other."""
+    """Check that exactly one pod exists and is ready; return its ID."""
     (pod,) = await runtime.pods()
     assert pod.state == api.SANDBOX_READY
     return str(pod.id)
 
 
 async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async for _ in deaths(runtime, nothing, lambda _: runtime.run_pod()):
+    async for _ in kill_during(runtime, prepare_nothing, lambda _: runtime.run_pod()):
         assert [pod.state for pod in await runtime.pods()] in ([], [api.SANDBOX_READY])
         await runtime.remove_all()
         assert runtime.leftovers() == {}
 
 
 async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
-    async for pod in deaths(runtime, runtime.run_pod, lambda pod: runtime.create(pod, "ticks")):
+    async for pod in kill_during(
+        runtime, runtime.run_pod, lambda pod: runtime.create(pod, "ticks")
+    ):
         found = await runtime.containers()
         assert [container.state for container in found] in ([], [CREATED])
         if not found:
-            assert runtime.leftovers(*OF_ONE, besides=of_pod(pod)) == {}
+            assert runtime.leftovers(*CONTAINER_RESOURCES, besides=pod_resources(pod)) == {}
         container = found[0].id if found else await runtime.create(pod, "ticks", hex(CODE))
         await runtime.call(api.StartContainerRequest(container_id=container))
         await runtime.until_said("tick 2\n")
@@ -131,13 +135,15 @@ async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
 
 async def test_killed_in_start_container(runtime: RuntimeProcess) -> None:
     prepared = Prepared(runtime)
-    async for container in deaths(runtime, prepared.created, prepared.start):
+    async for container in kill_during(runtime, prepared.created, prepared.start):
         await goes_on_once_started(runtime, container)
         await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
-    async for container in deaths(runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)):
+    async for container in kill_during(
+        runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)
+    ):
         await can_be_stopped(runtime, container)
         await only_pod(runtime)
         await all_is_removed(runtime)
@@ -145,28 +151,28 @@ async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
 
 async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
     prepared = Prepared(runtime)
-    async for container in deaths(runtime, prepared.started, prepared.remove_to_the_last):
+    async for container in kill_during(runtime, prepared.started, prepared.remove_to_the_last):
         assert len(await runtime.containers()) <= 1
         await runtime.remove(container)
         assert await runtime.containers() == []
         pod = await only_pod(runtime)
-        assert runtime.leftovers(*OF_ONE, besides=of_pod(pod)) == {}
+        assert runtime.leftovers(*CONTAINER_RESOURCES, besides=pod_resources(pod)) == {}
         await runtime.end()
-        assert await shells_inside(vm_of(runtime, pod)) == ""
+        assert await guest_silo_mounts(vm_of(runtime, pod)) == ""
         await runtime.start()
         await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
-    gone = ("sandboxes", "namespaces", "leases", "links", "processes", "memory")
-    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.stop_pod):
+    removed = ("sandboxes", "namespaces", "leases", "links", "processes", "memory")
+    async for pod in kill_during(runtime, Prepared(runtime).pod, runtime.stop_pod):
         await pod_is_stopped(runtime, pod)
-        assert runtime.leftovers(*gone) == {}
+        assert runtime.leftovers(*removed) == {}
         await all_is_removed(runtime)
 
 
 async def test_killed_in_remove_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.remove_pod):
+    async for pod in kill_during(runtime, Prepared(runtime).pod, runtime.remove_pod):
         await runtime.remove_pod(pod)
         assert (await runtime.pods(), await runtime.containers()) == ([], [])
         assert runtime.leftovers() == {}
@@ -176,16 +182,16 @@ def vm_of(runtime: RuntimeProcess, pod: str) -> Path:
     return runtime.own / "sandboxes" / pod / "vm"
 
 
-async def shells_inside(vm: Path) -> str:
-    """What a guest has mounted for its containers. No runtime may be there."""
+async def guest_silo_mounts(vm: Path) -> str:
+    """Return the mounts of silos in a guest. The runtime must be stopped."""
     guest = GuestClient(vm / "control")
-    mounted = (await guest.request("read", "/proc/mounts")).decode().splitlines()
+    mounts = (await guest.request("read", "/proc/mounts")).decode().splitlines()
     guest.close()
-    return "\n".join(line for line in mounted if "/run/shells/" in line)
+    return "\n".join(line for line in mounts if "/run/shells/" in line)
 
 
-async def arm(runtime: RuntimeProcess, pod: str, container: str, *target: str) -> None:
-    """The killer, in the guest; it waits. No runtime may be there."""
+async def start_killer(runtime: RuntimeProcess, pod: str, container: str, *target: str) -> None:
+    """Start the killer in the guest, where it waits. The runtime must be stopped."""
     vm = vm_of(runtime, pod)
     (volume,) = (vm / "volumes" / container).iterdir()
     inside = f"/volumes/{container}/{volume.name}"
@@ -194,22 +200,22 @@ async def arm(runtime: RuntimeProcess, pod: str, container: str, *target: str) -
     guest.close()
 
 
-async def kill_inside(
-    runtime: RuntimeProcess, pod: str, container: str, *target: str, away: bool
+async def kill_in_guest(
+    runtime: RuntimeProcess, pod: str, container: str, *target: str, while_stopped: bool
 ) -> None:
     await runtime.end()
-    await arm(runtime, pod, container, *target)
-    if away:
+    await start_killer(runtime, pod, container, *target)
+    if while_stopped:
         (runtime.data / "now").touch()
-        await asyncio.sleep(LONG_DEAD)
+        await asyncio.sleep(DOWNTIME)
     await runtime.start()
     (runtime.data / "now").touch()
 
 
-async def test_a_container_that_loses_a_process_of_its_own_ends_alone(
+async def test_container_exits_alone_when_one_of_its_processes_is_killed(
     runtime: RuntimeProcess,
 ) -> None:
-    """Another one of its pod ticks through all of it."""
+    """Another container of the pod keeps running."""
     kept_data = runtime.folder / "kept"
     kept_data.mkdir(exist_ok=True)
     pod = await runtime.run_pod()
@@ -217,41 +223,45 @@ async def test_a_container_that_loses_a_process_of_its_own_ends_alone(
     request.config.mounts[0].host_path = str(kept_data)
     kept = str((await runtime.call(request)).container_id)
     await runtime.call(api.StartContainerRequest(container_id=kept))
-    for what, away in LOST:
+    for process, while_stopped in KILLED_PROCESSES:
         container = await runtime.begin(pod, "ticks", hex(CODE))
         await runtime.until_said("tick 3\n")
-        if what.endswith(".pid"):
-            os.kill(int((runtime.folder_of(container) / what).read_text()), signal.SIGKILL)
+        if process.endswith(".pid"):
+            os.kill(int((runtime.folder_of(container) / process).read_text()), signal.SIGKILL)
         else:
             group = guest_cgroup((runtime.folder_of(container) / "shell/id").read_text())
-            await kill_inside(runtime, pod, container, what, group, away=away)
-        seen = await runtime.until_exited(container)
-        assert (seen.exit_code, seen.reason) in LOST_BY, what
-        assert "microVM" not in seen.message, what
+            await kill_in_guest(
+                runtime, pod, container, process, group, while_stopped=while_stopped
+            )
+        status = await runtime.until_exited(container)
+        assert (status.exit_code, status.reason) in LOST_STATUSES, process
+        assert "microVM" not in status.message, process
         assert await only_pod(runtime) == pod
         await runtime.remove(container)
-        assert runtime.leftovers(*OF_ONE, besides=[*of_pod(pod), kept]) == {}, what
+        assert runtime.leftovers(*CONTAINER_RESOURCES, besides=[*pod_resources(pod), kept]) == {}, (
+            process
+        )
         await ticks_on(runtime, "kept")
-        forget(runtime)
+        reset_files(runtime)
     (kept_data / "go").touch()
-    seen = await runtime.until_exited(kept)
-    assert seen.exit_code & 0xFFFFFFFF == CODE
+    status = await runtime.until_exited(kept)
+    assert status.exit_code & 0xFFFFFFFF == CODE
     log_is_whole(runtime, "kept")
     await runtime.remove_all()
     assert runtime.leftovers() == {}
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["watched", "while nobody looks"])
-async def test_a_pod_whose_guest_loses_its_first_process_has_ended(
-    runtime: RuntimeProcess, away: bool
+@pytest.mark.parametrize("while_stopped", [False, True], ids=["runtime running", "runtime stopped"])
+async def test_pod_exits_when_init_of_its_guest_is_killed(
+    runtime: RuntimeProcess, while_stopped: bool
 ) -> None:
     pod = await runtime.run_pod()
     container = await runtime.begin(pod, "ticks", hex(CODE))
     await runtime.until_said("tick 3\n")
-    await kill_inside(runtime, pod, container, away=away)
-    seen = await runtime.until_exited(container)
-    assert (seen.exit_code, seen.reason) in LOST_BY
-    assert seen.message == "the pod's microVM has ended"
+    await kill_in_guest(runtime, pod, container, while_stopped=while_stopped)
+    status = await runtime.until_exited(container)
+    assert (status.exit_code, status.reason) in LOST_STATUSES
+    assert status.message == "the pod's microVM has ended"
     await runtime.until_not_ready(pod)
     assert runtime.leftovers("processes") == {}
     await runtime.remove_all()

@@ -1,4 +1,4 @@
-"""How large a pod's microVM is: named, reserved, raised while it runs; its own kernel tells."""
+"""Size of a pod's microVM: annotations, reservations, resizes and CPU limits."""
 
 import os
 import re
@@ -22,23 +22,23 @@ TOPOLOGY = "io.microsoft.virtualmachine.computetopology"
 PROCESSOR = f"{TOPOLOGY}.processor"
 HALF = "runhcs-wcow-hypervisor-half"
 FULLY_BACKED = "io.microsoft.virtualmachine.fullyphysicallybacked"
-GROUPS = Path("/sys/fs/cgroup")
-MEASURED = 8.0
-LARGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+CGROUPS = Path("/sys/fs/cgroup")
+MEASURE_SECONDS = 8.0
+HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 
 
-def _start(winpod: Winpod, image: str, name: str, *options: str) -> None:
-    isolated = ("-d", "--name", name, "--isolation", "hypervisor", *options)
-    ran = winpod("run", *isolated, image, "cmd", "/c", WAITS)
-    assert ran.returncode == 0, ran.stderr
+def _start(winpod: Winpod, image: str, name: str, *more: str) -> None:
+    options = ("-d", "--name", name, "--isolation", "hypervisor", *more)
+    result = winpod("run", *options, image, "cmd", "/c", WAITS)
+    assert result.returncode == 0, result.stderr
     until_said(winpod, name, "up")
 
 
 def _size(winpod: Winpod, name: str) -> tuple[int, int]:
-    """Mebibytes and processors, as its kernel counts them."""
+    """Return the MiB of memory and the number of processors that the guest's kernel reports."""
     line = r"type \\?\unix\proc\meminfo & type \\?\unix\proc\cpuinfo"
-    said = winpod("exec", name, "cmd", "/c", line).stdout
-    return int(re.findall(r"MemTotal: +(\d+) kB", said)[0]) >> 10, said.count("processor\t:")
+    output = winpod("exec", name, "cmd", "/c", line).stdout
+    return int(re.findall(r"MemTotal: +(\d+) kB", output)[0]) >> 10, output.count("processor\t:")
 
 
 def _resident(pid: int) -> int:
@@ -46,32 +46,32 @@ def _resident(pid: int) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) << 10
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """Bytes that are there and stay: in all, and those of them in large pages."""
-    mapped = Path(f"/proc/{pid}/smaps").read_text()
+def _locked_bytes(pid: int) -> tuple[int, int]:
+    """Return the locked bytes: in total, and in huge pages."""
+    smaps = Path(f"/proc/{pid}/smaps").read_text()
 
     def total(kind: str) -> int:
-        return sum(int(kib) << 10 for kib in re.findall(rf"^{kind}: +(\d+) kB", mapped, re.M))
+        return sum(int(kib) << 10 for kib in re.findall(rf"^{kind}: +(\d+) kB", smaps, re.M))
 
-    large = total("Shared_Hugetlb") + total("Private_Hugetlb")
-    return total("Locked") + large, large
+    huge = total("Shared_Hugetlb") + total("Private_Hugetlb")
+    return total("Locked") + huge, huge
 
 
 @pytest.fixture
-def large_pages() -> Iterator[None]:
-    """As many as a pod of 1280 MiB needs beside those that it was cloned with."""
-    before = LARGE_PAGES.read_text()
+def huge_pages() -> Iterator[None]:
+    """Provide the huge pages that a pod of 1280 MiB needs besides the memory of the template."""
+    before = HUGE_PAGES.read_text()
     try:
-        eventually(lambda: _have_large_pages(384), lambda have: have == 384, within=120)
+        eventually(lambda: _allocate_huge_pages(384), lambda count: count == 384, within=120)
         yield
     finally:
-        LARGE_PAGES.write_text(before)
+        HUGE_PAGES.write_text(before)
 
 
-def _have_large_pages(wanted: int) -> int:
-    """How many there are: memory that is in pieces is put together a little at each try."""
-    LARGE_PAGES.write_text(str(wanted))
-    return int(LARGE_PAGES.read_text())
+def _allocate_huge_pages(wanted: int) -> int:
+    """Request huge pages and return how many exist; each attempt compacts more memory."""
+    HUGE_PAGES.write_text(str(wanted))
+    return int(HUGE_PAGES.read_text())
 
 
 def _remove(winpod: Winpod, *names: str) -> None:
@@ -79,9 +79,9 @@ def _remove(winpod: Winpod, *names: str) -> None:
     assert machines(winpod) == []
 
 
-def test_a_running_pod_is_given_more_memory_and_processors(winpod: Winpod, image: str) -> None:
-    one = ("--annotation", f"{TOPOLOGY}.processor.count=1", "--memory", "256m")
-    _start(winpod, image, "grows", *one)
+def test_running_pod_is_resized(winpod: Winpod, image: str) -> None:
+    small = ("--annotation", f"{TOPOLOGY}.processor.count=1", "--memory", "256m")
+    _start(winpod, image, "grows", *small)
     memory, processors = _size(winpod, "grows")
     assert 800 < memory < 1024
     assert processors == 1
@@ -89,28 +89,26 @@ def test_a_running_pod_is_given_more_memory_and_processors(winpod: Winpod, image
     assert raised.returncode == 0, raised.stderr
     memory, processors = _size(winpod, "grows")
     assert 2048 < memory < 2304
-    assert _resident(machines(winpod)[0]) < 1024 * MIB, "it is the guest's when it is used"
+    assert _resident(machines(winpod)[0]) < 1024 * MIB, "memory is allocated on demand"
     assert processors == min(2, len(os.sched_getaffinity(0)))
-    refused = winpod("update", "--memory", "4000g", "grows")
-    assert refused.returncode != 0
-    assert "the pod's microVM would need" in refused.stderr
+    rejected = winpod("update", "--memory", "4000g", "grows")
+    assert rejected.returncode != 0
+    assert "the pod's microVM would need" in rejected.stderr
     assert _size(winpod, "grows") == (memory, processors)
-    _check_resize_of_the_pod(winpod, "grows")
+    _check_pod_resize(winpod, "grows")
     _remove(winpod, "grows")
 
 
 @pytest.mark.alone
-def test_a_limit_beyond_the_machine_makes_a_guest_as_large_as_the_machine(
-    winpod: Winpod, image: str
-) -> None:
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
-    _start(winpod, image, "large", "--memory", f"{2 * here}m")
-    assert here * 0.9 < _size(winpod, "large")[0] <= here
+def test_limit_above_host_memory_is_capped(winpod: Winpod, image: str) -> None:
+    host_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
+    _start(winpod, image, "large", "--memory", f"{2 * host_mib}m")
+    assert host_mib * 0.9 < _size(winpod, "large")[0] <= host_mib
     _remove(winpod, "large")
 
 
-def _check_resize_of_the_pod(winpod: Winpod, name: str) -> None:
-    """Up and down again, after a restart of the runtime too."""
+def _check_pod_resize(winpod: Winpod, name: str) -> None:
+    """Resize the pod up, and down after a restart of the runtime."""
     _resize(winpod, name, 3072 * MIB, 1)
     memory, processors = _size(winpod, name)
     assert 2800 < memory <= 3072
@@ -133,41 +131,39 @@ def _resize(winpod: Winpod, name: str, memory: int, processors: int) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.usefixtures("large_pages")
-def test_reserved_memory_is_the_pods_from_the_start_and_is_never_paged_out(
-    winpod: Winpod, image: str
-) -> None:
-    named = f"{TOPOLOGY}.memory.sizeinmb=1280"
-    _start(winpod, image, "keeps", "--annotation", f"{FULLY_BACKED}=true", "--annotation", named)
+@pytest.mark.usefixtures("huge_pages")
+def test_reserved_memory_is_allocated_and_locked_at_start(winpod: Winpod, image: str) -> None:
+    size = f"{TOPOLOGY}.memory.sizeinmb=1280"
+    _start(winpod, image, "keeps", "--annotation", f"{FULLY_BACKED}=true", "--annotation", size)
     memory, _ = _size(winpod, "keeps")
     assert 1100 < memory <= 1280
     (pid,) = machines(winpod)
-    held, large = _held(pid)
-    assert held >= 1280 * MIB
-    assert large == 768 * MIB
+    locked, huge = _locked_bytes(pid)
+    assert locked >= 1280 * MIB
+    assert huge == 768 * MIB
     raised = winpod("update", "--memory", "1500m", "keeps")
     assert raised.returncode == 0, raised.stderr
     assert _size(winpod, "keeps")[0] > 1500
-    assert _held(pid)[0] >= 1500 * MIB
+    assert _locked_bytes(pid)[0] >= 1500 * MIB
     _remove(winpod, "keeps")
 
 
-class Group:
-    """The control group that a pod's QEMU is in, by either layout of the kernel."""
+class Cgroup:
+    """The cgroup of a pod's QEMU, in cgroup v1 or v2."""
 
     def __init__(self, pid: int) -> None:
         rows = (line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
-        self._of = {name: path for _, names, path in rows for name in names.split(",")}
-        self._unified = (GROUPS / "cgroup.controllers").exists()
+        self._paths = {name: path for _, names, path in rows for name in names.split(",")}
+        self._unified = (CGROUPS / "cgroup.controllers").exists()
 
     def _read(self, controller: str, file: str) -> str:
-        place = "" if self._unified else controller
-        path = self._of["" if self._unified else controller]
-        return (GROUPS / place / path.lstrip("/") / file).read_text()
+        hierarchy = "" if self._unified else controller
+        path = self._paths["" if self._unified else controller]
+        return (CGROUPS / hierarchy / path.lstrip("/") / file).read_text()
 
     @property
     def quota(self) -> float | None:
-        """Of one processor's time."""
+        """The CPU quota in processors."""
         if self._unified:
             quota, period = self._read("", "cpu.max").split()
             return None if quota == "max" else int(quota) / int(period)
@@ -177,7 +173,7 @@ class Group:
 
     @property
     def weight(self) -> int:
-        """100 is ordinary."""
+        """The CPU weight; 100 is the default."""
         if self._unified:
             return (2 + (int(self._read("", "cpu.weight")) - 1) * 262142 // 9999) * 100 // 1024
         return int(self._read("cpu", "cpu.shares")) * 100 // 1024
@@ -189,8 +185,8 @@ class Group:
         return int(self._read("cpuacct", "cpuacct.usage")) / 1e9
 
     @property
-    def held(self) -> int:
-        """Periods in which it had to wait for the next."""
+    def throttled_periods(self) -> int:
+        """The number of throttled periods."""
         return self._stat()["nr_throttled"]
 
     def _stat(self) -> dict[str, int]:
@@ -198,34 +194,36 @@ class Group:
         return {name: int(number) for name, number in rows}
 
 
-def _keep_busy(winpod: Winpod, image: str, name: str, *asked: str) -> int:
-    """A program that takes all of one processor that it can get, in a microVM; QEMU's pid."""
+def _start_load(winpod: Winpod, image: str, name: str, *settings: str) -> int:
+    """Run a program that uses one processor completely; return the PID of its QEMU."""
     before = machines(winpod)
-    options = [word for one in asked for word in ("--annotation", f"{PROCESSOR}.{one}")]
+    annotations = [
+        option for setting in settings for option in ("--annotation", f"{PROCESSOR}.{setting}")
+    ]
     program = windows_programs.go_program(name="load")
-    mounted = ("-v", f"{program}:C:\\load.exe:ro")
-    isolated = ("-d", "--name", name, "--isolation", "hypervisor", *mounted, *options)
-    ran = winpod("run", *isolated, image, "C:\\load.exe", "1")
-    assert ran.returncode == 0, ran.stderr
+    mount = ("-v", f"{program}:C:\\load.exe:ro")
+    options = ("-d", "--name", name, "--isolation", "hypervisor", *mount, *annotations)
+    result = winpod("run", *options, image, "C:\\load.exe", "1")
+    assert result.returncode == 0, result.stderr
     until_said(winpod, name, "holding")
     (pid,) = set(machines(winpod)) - set(before)
     return pid
 
 
-def _measure(group: Group) -> tuple[float, int]:
-    """How much of one processor it uses, and in how many periods it was held."""
-    began, used, held = time.monotonic(), group.used_seconds, group.held
-    time.sleep(MEASURED)
-    share = (group.used_seconds - used) / (time.monotonic() - began)
-    return share, group.held - held
+def _measure(group: Cgroup) -> tuple[float, int]:
+    """Return the used share of one processor and the number of throttled periods."""
+    start, used, throttled = time.monotonic(), group.used_seconds, group.throttled_periods
+    time.sleep(MEASURE_SECONDS)
+    share = (group.used_seconds - used) / (time.monotonic() - start)
+    return share, group.throttled_periods - throttled
 
 
-def test_a_pod_uses_no_more_of_the_processors_than_its_limit(winpod: Winpod, image: str) -> None:
-    group = Group(_keep_busy(winpod, image, "limited", "count=1", "limit=50000", "weight=300"))
+def test_cpu_limit_is_enforced(winpod: Winpod, image: str) -> None:
+    group = Cgroup(_start_load(winpod, image, "limited", "count=1", "limit=50000", "weight=300"))
     assert group.quota == 0.5
     assert group.weight == pytest.approx(300, rel=0.05)
-    share, held = _measure(group)
-    assert held > 0, "it would take more"
+    share, throttled = _measure(group)
+    assert throttled > 0, "the load was never throttled"
     assert 0.1 < share < 0.6
     raised = winpod("update", "--cpus", "2", "limited")
     assert raised.returncode == 0, raised.stderr
@@ -233,26 +231,26 @@ def test_a_pod_uses_no_more_of_the_processors_than_its_limit(winpod: Winpod, ima
     _remove(winpod, "limited")
 
 
-def test_pods_that_want_the_same_processor_share_it_by_their_weights(
-    winpod: Winpod, image: str
-) -> None:
-    heavy = _keep_busy(winpod, image, "heavy", "count=1", "weight=800")
-    light = _keep_busy(winpod, image, "light", "count=1", "weight=100")
-    one = {min(os.sched_getaffinity(0))}
+def test_cpu_is_shared_by_weight(winpod: Winpod, image: str) -> None:
+    heavy = _start_load(winpod, image, "heavy", "count=1", "weight=800")
+    light = _start_load(winpod, image, "light", "count=1", "weight=100")
+    processor = {min(os.sched_getaffinity(0))}
     for pid in (heavy, light):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), one)
-    groups = [Group(heavy), Group(light)]
+            os.sched_setaffinity(int(thread.name), processor)
+    groups = [Cgroup(heavy), Cgroup(light)]
     before = [group.used_seconds for group in groups]
-    time.sleep(MEASURED)
-    more, less = (group.used_seconds - used for group, used in zip(groups, before, strict=True))
-    assert more > 4 * less > 0
+    time.sleep(MEASURE_SECONDS)
+    heavy_usage, light_usage = (
+        group.used_seconds - used for group, used in zip(groups, before, strict=True)
+    )
+    assert heavy_usage > 4 * light_usage > 0
     _remove(winpod, "heavy", "light")
 
 
 @pytest.fixture
-def with_handler(winpod: Winpod) -> Iterator[None]:
-    """One of half of one processor, and of a fifth of the ordinary weight."""
+def half_processor_handler(winpod: Winpod) -> Iterator[None]:
+    """Configure a handler with half a processor and a fifth of the default weight."""
     winpod.end_runtime()
     config = winpod.home / ".config/winpod/config.toml"
     config.parent.mkdir(parents=True)
@@ -271,8 +269,8 @@ def with_handler(winpod: Winpod) -> Iterator[None]:
     config.unlink()
 
 
-@pytest.mark.usefixtures("with_handler")
-def test_a_handler_limits_its_pods_and_a_pod_may_say_otherwise(winpod: Winpod) -> None:
+@pytest.mark.usefixtures("half_processor_handler")
+def test_pod_annotations_override_limits_of_handler(winpod: Winpod) -> None:
     assert winpod("ps").returncode == 0
     own = {f"{PROCESSOR}.limit": "25000"}
     for handler, annotations, quota, weight in (
@@ -284,6 +282,6 @@ def test_a_handler_limits_its_pods_and_a_pod_may_say_otherwise(winpod: Winpod) -
         request = api.RunPodSandboxRequest(config=config, runtime_handler=handler)
         sandbox = call(winpod, request).pod_sandbox_id
         (pid,) = machines(winpod)
-        assert Group(pid).quota == quota
-        assert Group(pid).weight == pytest.approx(weight, rel=0.05)
+        assert Cgroup(pid).quota == quota
+        assert Cgroup(pid).weight == pytest.approx(weight, rel=0.05)
         call(winpod, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))

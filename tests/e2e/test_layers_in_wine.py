@@ -1,4 +1,4 @@
-"""What programs in a container see of its image's layers: Wine looks through a real overlay."""
+"""Image layers as programs in a container see them, through Wine and a real overlay."""
 
 from collections.abc import Iterator
 
@@ -38,8 +38,8 @@ def windows(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
     layers = [workspace / "lower", workspace / "upper"]
     for content, layer in zip((LOWER, UPPER), layers, strict=True):
         unpack(content, layer, names=NameMap.read_drive(base.drive_c))
-    with container(base, parse_build("2022"), layers, workspace / "container") as one:
-        yield one
+    with container(base, parse_build("2022"), layers, workspace / "container") as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,12 @@ def windows(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
         (r"dir /b /a-h C:\data\*.txt", "plain.txt readonly.txt"),
     ],
 )
-def test_programs_see_the_layers_as_windows_shows_them(
-    windows: Container, command: str, expected: str
-) -> None:
-    done = windows.run_in_cmd(command)
-    assert " ".join(sorted(done.output.split("\r\n"))).strip() == expected
+def test_merged_layers_look_like_windows(windows: Container, command: str, expected: str) -> None:
+    result = windows.run_in_cmd(command)
+    assert " ".join(sorted(result.output.split("\r\n"))).strip() == expected
 
 
-def test_a_read_only_file_is_not_written(windows: Container) -> None:
-    done = windows.run("cmd", "/c", r"echo changed>C:\data\readonly.txt")
-    assert "Access denied." in done.output
+def test_read_only_file_is_not_writable(windows: Container) -> None:
+    result = windows.run("cmd", "/c", r"echo changed>C:\data\readonly.txt")
+    assert "Access denied." in result.output
     assert not (windows.written / "data" / "readonly.txt").exists()

@@ -1,4 +1,4 @@
-"""The log of a real Windows program, through the CRI: its form, its rotation, its loss."""
+"""Logs of real Windows programs through the CRI: format, rotation and loss."""
 
 import asyncio
 import shutil
@@ -17,11 +17,11 @@ __all__ = ["home", "node", "registry"]
 
 LINE = "echo line %i & (if exist C:\\data\\go exit 0) & ping -n 2 127.0.0.1 >nul"
 COUNT = ("cmd", "/c", f"for /l %i in (1,1,6000) do @({LINE})")
-"""Until it is told to go."""
-PATIENCE = 300.0
+"""Prints lines until C:\\data\\go exists."""
+TIMEOUT = 300.0
 
 
-async def begin(client: CriClient, image: str, folder: Path, *command: str) -> str:
+async def start_container(client: CriClient, image: str, folder: Path, *command: str) -> str:
     data = folder.with_name("data")
     data.mkdir()
     mount = api.Mount(host_path=str(data), container_path="C:\\data")
@@ -36,19 +36,19 @@ async def reopen(client: CriClient, container: str) -> None:
     await client.call("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=container))
 
 
-async def until_said(log: Path, text: str) -> None:
-    async with asyncio.timeout(PATIENCE):
+async def wait_until_logged(log: Path, text: str) -> None:
+    async with asyncio.timeout(TIMEOUT):
         while not log.exists() or text not in log.read_text():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.05)
 
 
-async def test_lines_are_as_the_program_meant_them(
+async def test_lines_are_logged_per_stream(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client:
         image = await pulled(client, home, registry)
         line = "echo one& echo two 1>&2& echo.& <nul set /p =no end"
-        container = await begin(client, image, tmp_path / "logs", "cmd", "/c", line)
+        container = await start_container(client, image, tmp_path / "logs", "cmd", "/c", line)
         await ended(client, container)
     lines = read_log(tmp_path / "logs/app.log")
     assert [line[1:] for line in lines if line[0] == "stdout"] == [
@@ -59,36 +59,36 @@ async def test_lines_are_as_the_program_meant_them(
     assert [line for line in lines if line[0] == "stderr"] == [("stderr", "F", "two ")]
 
 
-async def test_a_rotated_log_goes_on_where_it_is_expected_and_loses_nothing(
+async def test_reopened_log_loses_no_lines(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     log, old = tmp_path / "logs/app.log", tmp_path / "logs/app.log.1"
     async with node as client:
         image = await pulled(client, home, registry)
-        container = await begin(client, image, tmp_path / "logs", *COUNT)
-        await until_said(log, "line 2")
+        container = await start_container(client, image, tmp_path / "logs", *COUNT)
+        await wait_until_logged(log, "line 2")
         log.rename(old)
         await reopen(client, container)
         assert log.exists()
-        await until_said(log, "line ")
+        await wait_until_logged(log, "line ")
         (tmp_path / "data/go").touch()
         await ended(client, container)
-        said = [line[2].strip() for line in (*read_log(old), *read_log(log))]
+        lines = [line[2].strip() for line in (*read_log(old), *read_log(log))]
         log.unlink()
         with pytest.raises(RemoteError, match="CONTAINER_EXITED"):
             await reopen(client, container)
         assert not log.exists()
-    assert len(said) > 2
-    assert said == [f"line {number}" for number in range(1, len(said) + 1)]
+    assert len(lines) > 2
+    assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
 
 
-async def test_a_log_directory_that_vanishes_ends_no_program(
+async def test_program_survives_deleted_log_directory(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client:
         image = await pulled(client, home, registry)
-        container = await begin(client, image, tmp_path / "logs", *COUNT)
-        await until_said(tmp_path / "logs/app.log", "line 1")
+        container = await start_container(client, image, tmp_path / "logs", *COUNT)
+        await wait_until_logged(tmp_path / "logs/app.log", "line 1")
         shutil.rmtree(tmp_path / "logs")
         with pytest.raises(RemoteError, match="its directory is gone"):
             await reopen(client, container)

@@ -1,4 +1,4 @@
-"""Named pipes in a real Wine that lead to real servers on Unix sockets of this machine."""
+"""Named pipes in real Wine that connect to Unix sockets of the host."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from winpod.images.base.builder import Base
 __all__ = ["home", "node", "registry"]
 
 MIB = 1 << 20
-PATIENCE = 300.0
+TIMEOUT = 300.0
 CLIENT = r"""
 const net = require('net'), http = require('http'), crypto = require('crypto');
 const [what, name, amount] = process.argv.slice(2);
@@ -78,7 +78,7 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shell(base: Base, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """One with a relay that all tests share."""
+    """Run a silo with a relay that all tests share."""
     content: dict[str, Path | str] = {
         "app/node.exe": windows_programs.node(),
         "app/client.js": CLIENT,
@@ -87,12 +87,12 @@ def shell(base: Base, sockets: Path, tmp_path_factory: pytest.TempPathFactory) -
     with windows_shell(base, layer, tmp_path_factory.mktemp("shells") / "pipes") as running:
         pipes = [NamedPipe("web", sockets / "web.sock"), NamedPipe("Écho", sockets / "echo")]
         write_named_pipes(running.folder, pipes)
-        asyncio.run(start_relay_when_up(running))
+        asyncio.run(start_relay_when_ready(running))
         yield running
 
 
-async def start_relay_when_up(shell: Shell) -> None:
-    await asyncio.wait_for(shell.agent.ping(), PATIENCE)
+async def start_relay_when_ready(shell: Shell) -> None:
+    await asyncio.wait_for(shell.agent.ping(), TIMEOUT)
     await start_pipe_relay(shell.folder)
 
 
@@ -101,7 +101,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, N
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, serve: Serve) -> AsyncIterator[None]:
-    """A server on a socket whose directory's path is too long for an address."""
+    """Serve a socket whose path is too long for a socket address."""
     with contextlib.chdir(path.parent):
         server = await asyncio.start_unix_server(serve, path.name)
     try:
@@ -111,9 +111,9 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[None]:
         os.unlink(path)  # noqa: PTH108
 
 
-async def run(shell: Shell, *words: object) -> ProgramResult:
-    line = " ".join(map(str, ("C:\\app\\node.exe", "C:\\app\\client.js", *words)))
-    return await asyncio.wait_for(shell.agent.run(Program(line)), PATIENCE)
+async def run(shell: Shell, *arguments: object) -> ProgramResult:
+    line = " ".join(map(str, ("C:\\app\\node.exe", "C:\\app\\client.js", *arguments)))
+    return await asyncio.wait_for(shell.agent.run(Program(line)), TIMEOUT)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,19 +124,19 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def relays(folder: Path) -> list[int]:
-    """The relays of containers in a directory, by those they hold."""
+    """Return the relays that have files in a directory open."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            held = [one.readlink() for one in (process / "fd").iterdir()]
+            targets = [target.readlink() for target in (process / "fd").iterdir()]
             is_relay = (process / "comm").read_text() == "wproxy-relay\n"
-            if is_relay and any(one.is_relative_to(folder) for one in held):
+            if is_relay and any(target.is_relative_to(folder) for target in targets):
                 found.append(int(process.name))
     return found
 
 
-def memory(process: int) -> int:
-    """The most that it has held, in bytes."""
+def peak_memory(process: int) -> int:
+    """Return the peak resident memory in bytes."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -145,7 +145,7 @@ def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().split()[3])
 
 
-async def test_a_program_speaks_http_to_a_server_of_the_host(shell: Shell, sockets: Path) -> None:
+async def test_http_over_named_pipe(shell: Shell, sockets: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=f"you asked for {request.path}")
 
@@ -159,22 +159,24 @@ async def test_a_program_speaks_http_to_a_server_of_the_host(shell: Shell, socke
     await server.cleanup()
 
 
-async def test_many_connections_at_once_are_carried_apart(shell: Shell, sockets: Path) -> None:
+async def test_concurrent_connections_are_independent(shell: Shell, sockets: Path) -> None:
     async with serving(sockets / "echo", echo):
-        done = await run(shell, "echo", "Écho", 100)
-    assert sorted(done.output.decode().split("\n")[:-1]) == sorted(f"turn {n}" for n in range(100))
+        result = await run(shell, "echo", "Écho", 100)
+    assert sorted(result.output.decode().split("\n")[:-1]) == sorted(
+        f"turn {n}" for n in range(100)
+    )
 
 
-async def test_much_travels_both_ways_unchanged(shell: Shell, sockets: Path) -> None:
+async def test_bulk_data_is_unchanged_in_both_directions(shell: Shell, sockets: Path) -> None:
     async with serving(sockets / "echo", echo):
-        done = await asyncio.gather(*(run(shell, "pump", "Écho", 32 * MIB) for _ in range(3)))
-    assert [one.output for one in done] == [b"the same\n"] * 3
+        results = await asyncio.gather(*(run(shell, "pump", "Écho", 32 * MIB) for _ in range(3)))
+    assert [item.output for item in results] == [b"the same\n"] * 3
 
 
-async def test_either_end_ends_the_other_after_all_was_read(shell: Shell, sockets: Path) -> None:
+async def test_close_is_propagated_after_all_data(shell: Shell, sockets: Path) -> None:
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def read_to_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"all of it")
         received.set_result(await reader.read())
         writer.close()
@@ -186,51 +188,47 @@ async def test_either_end_ends_the_other_after_all_was_read(shell: Shell, socket
 
     async with serving(sockets / "echo", close):
         assert (await run(shell, "read", "Écho")).output == b"bye\nclosed\n"
-    async with serving(sockets / "echo", hold):
+    async with serving(sockets / "echo", read_to_end):
         line = "C:\\app\\node.exe C:\\app\\client.js read Écho"
         async with await shell.agent.start(Program(line)) as running:
             assert (await anext(running.output()))[1] == b"all of it\n"
-        assert await asyncio.wait_for(received, PATIENCE) == b""
+        assert await asyncio.wait_for(received, TIMEOUT) == b""
 
 
-async def test_a_server_that_is_not_there_is_an_end_and_may_come_later(
-    shell: Shell, sockets: Path
-) -> None:
+async def test_missing_server_closes_pipe_and_may_appear_later(shell: Shell, sockets: Path) -> None:
     assert (await run(shell, "read", "Écho")).output.endswith(b"closed\n")
     async with serving(sockets / "echo", echo):
         assert (await run(shell, "echo", "Écho", 1)).output == b"turn 0\n"
 
 
-async def test_a_reader_that_stops_holds_little_memory_and_no_one_else(
+async def test_stalled_reader_uses_bounded_memory_and_blocks_no_one(
     shell: Shell, sockets: Path
 ) -> None:
-    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         del reader, writer
-        await asyncio.sleep(PATIENCE)
+        await asyncio.sleep(TIMEOUT)
 
-    async with serving(sockets / "web.sock", deaf), serving(sockets / "echo", echo):
+    async with serving(sockets / "web.sock", never_read), serving(sockets / "echo", echo):
         line = f"C:\\app\\node.exe C:\\app\\client.js pump web {64 * MIB}"
         async with await shell.agent.start(Program(line)):
             await asyncio.sleep(1)
             assert (await run(shell, "pump", "Écho", 8 * MIB)).output == b"the same\n"
         [process] = relays(shell.folder)
-        assert memory(process) < 16 * MIB
+        assert peak_memory(process) < 16 * MIB
 
 
-async def test_a_relay_belongs_to_no_one_and_ends_with_its_shell(
-    base: Base, tmp_path: Path
-) -> None:
+async def test_relay_is_daemonized_and_exits_with_its_silo(base: Base, tmp_path: Path) -> None:
     layer = unpack_content(base, {"app/x.txt": "x"}, tmp_path)
     with windows_shell(base, layer, tmp_path / "short") as short:
         write_named_pipes(short.folder, [NamedPipe("one", tmp_path / "none")])
-        await start_relay_when_up(short)
+        await start_relay_when_ready(short)
         [process] = relays(short.folder)
         assert parent(process) == 1
         short.runc("kill", short.name, "KILL")
         until(lambda: not relays(short.folder))
 
 
-async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
+async def test_pipes_require_running_silo(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     write_named_pipes(tmp_path, [NamedPipe("one", tmp_path / "none")])
     with pytest.raises(NamedPipeFailed, match="does not answer"):
@@ -239,40 +237,40 @@ async def test_a_container_without_a_shell_has_no_pipes(tmp_path: Path) -> None:
     await start_pipe_relay(tmp_path)
 
 
-async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too(
+async def test_pipes_work_while_runtime_is_stopped(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     last = {"1": 0, "2": 0}
 
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pipe, _, turn = (await reader.read()).decode().strip().partition(".")
         last[pipe] = int(turn)
         writer.close()
 
-    async def until_heard_after(turn: int) -> None:
-        async with asyncio.timeout(PATIENCE):
+    async def wait_for_turn_after(turn: int) -> None:
+        async with asyncio.timeout(TIMEOUT):
             while min(last.values()) <= turn:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async with contextlib.AsyncExitStack() as servers:
         async with node as client:
             for path in (tmp_path / "host.sock", tmp_path / "pipes/shared"):
-                await servers.enter_async_context(serving(path, hear))
+                await servers.enter_async_context(serving(path, record))
             image = await pulled(client, home, registry)
             sandbox = await run_sandbox(client)
             mounts = [
                 api.Mount(host_path=str(tmp_path / "host.sock"), container_path="\\\\.\\pipe\\one"),
                 api.Mount(host_path="\\\\.\\pipe\\shared", container_path="\\\\.\\pipe\\two"),
             ]
-            say = " & ".join(
+            write = " & ".join(
                 f"(echo {n}.%i>\\\\.\\pipe\\{name})" for n, name in ((1, "one"), (2, "two"))
             )
-            line = f"for /l %i in (1,1,6000) do @({say} & ping -n 2 127.0.0.1 >nul)"
+            line = f"for /l %i in (1,1,6000) do @({write} & ping -n 2 127.0.0.1 >nul)"
             command = ("cmd", "/c", line)
             app = await create_with(client, sandbox, image, command, "app", {"mounts": mounts})
             await start(client, app)
-            await until_heard_after(0)
-        await until_heard_after(max(last.values()) + 1)
+            await wait_for_turn_after(0)
+        await wait_for_turn_after(max(last.values()) + 1)
         async with node as client:
             await client.call(
                 "RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
@@ -280,7 +278,7 @@ async def test_a_containers_pipes_lead_to_the_host_while_the_runtime_is_away_too
     until(lambda: not relays(tmp_path))
 
 
-async def test_a_socket_on_a_path_is_refused_with_what_to_do(
+async def test_socket_mounted_on_path_is_rejected(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client, serving(tmp_path / "host.sock", echo):

@@ -1,4 +1,4 @@
-"""Real Windows programs from public packages, each in a container, as `winpod run` starts them."""
+"""Real Windows programs from public packages, run with `winpod run`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,65 +33,65 @@ def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Win
 
 @pytest.fixture(scope="module")
 def image(winpod: Winpod) -> str:
-    return packed(winpod)
+    return pack_image(winpod)
 
 
-def packed(winpod: Winpod) -> str:
+def pack_image(winpod: Winpod) -> str:
     content = winpod.home / "content"
     content.mkdir()
     (content / "server.js").write_text(SERVER)
     name = f"oci:{winpod.home}/images:empty"
-    made = winpod("image", "pack", str(content), "-t", name, "--os-version", "2022")
-    assert made.returncode == 0, made.stderr
+    result = winpod("image", "pack", str(content), "-t", name, "--os-version", "2022")
+    assert result.returncode == 0, result.stderr
     return name
 
 
-def mounted(folder: Path) -> tuple[str, str]:
+def mount_options(folder: Path) -> tuple[str, str]:
     return "-v", f"{folder}:C:\\programs:ro"
 
 
-def test_the_document_tells_what_is_tested() -> None:
-    written = Path(__file__).parents[2] / "docs/programs.md"
-    assert written.read_text() == document(), "run: make docs"
+def test_document_matches_tested_programs() -> None:
+    path = Path(__file__).parents[2] / "docs/programs.md"
+    assert path.read_text() == document(), "run: make docs"
 
 
 @pytest.mark.parametrize("program", RUN, ids=lambda program: program.name)
-def test_it_runs(program: Program, winpod: Winpod, image: str) -> None:
-    volume = mounted(program.folder())
-    ran = winpod("run", "--rm", "-m", "2g", *volume, image, *program.command)
-    assert program.says in ran.stdout.replace("\r\n", "\n"), ran
-    assert program.complains in ran.stderr, ran
-    assert ran.returncode == program.code & 0xFF
+def test_program_runs(program: Program, winpod: Winpod, image: str) -> None:
+    volume = mount_options(program.folder())
+    result = winpod("run", "--rm", "-m", "2g", *volume, image, *program.command)
+    assert program.says in result.stdout.replace("\r\n", "\n"), result
+    assert program.complains in result.stderr, result
+    assert result.returncode == program.code & 0xFF
     if program.complains:
-        assert program.complains not in ran.stdout
+        assert program.complains not in result.stdout
 
 
 @pytest.mark.parametrize("missing", DO_NOT_RUN, ids=lambda missing: missing.name)
-def test_what_does_not_run_says_so(missing: Missing, winpod: Winpod, image: str) -> None:
-    volume = mounted(missing.folder()) if missing.folder else ()
-    ran = winpod("run", "--rm", *volume, image, *missing.command)
-    assert missing.says in ran.stdout + ran.stderr
-    assert ran.returncode == missing.code & 0xFF
+def test_unsupported_program_is_reported(missing: Missing, winpod: Winpod, image: str) -> None:
+    volume = mount_options(missing.folder()) if missing.folder else ()
+    result = winpod("run", "--rm", *volume, image, *missing.command)
+    assert missing.says in result.stdout + result.stderr
+    assert result.returncode == missing.code & 0xFF
     assert winpod.containers == []
 
 
-def test_a_base_with_32bit_runs_32bit_programs(base_32bit: Base, tmp_path: Path) -> None:
+def test_32bit_base_runs_32bit_programs(base_32bit: Base, tmp_path: Path) -> None:
     with winpod_in(tmp_path, base_32bit) as winpod:
-        volume = mounted(windows_programs.go_program("386").parent)
-        ran = winpod("run", "--rm", *volume, packed(winpod), "C:\\programs\\hello-go.exe")
-    assert "Go on windows/386" in ran.stdout, ran.stderr
+        volume = mount_options(windows_programs.go_program("386").parent)
+        result = winpod("run", "--rm", *volume, pack_image(winpod), "C:\\programs\\hello-go.exe")
+    assert "Go on windows/386" in result.stdout, result.stderr
 
 
-async def test_node_serves_http_on_a_published_port_and_a_forwarded_one(
+async def test_node_serves_http_on_published_and_forwarded_ports(
     winpod: Winpod, image: str
 ) -> None:
     go_build.binaries(CRICTL, print)  # an idle runtime would exit during the build
-    volume = mounted(windows_programs.node().parent)
+    volume = mount_options(windows_programs.node().parent)
     command = ("C:\\programs\\node.exe", "C:\\server.js")
     options = ("-d", "--name", "web", "-p", "8080:80", *volume)
-    ran = winpod("run", *options, image, *command)
-    assert ran.returncode == 0, ran.stderr
-    until_logged(winpod, "web", "listening")
+    result = winpod("run", *options, image, *command)
+    assert result.returncode == 0, result.stderr
+    wait_until_logged(winpod, "web", "listening")
     assert fetch(winpod, "http://10.213.0.1:8080/published") == "node on win32 at /published"
     nsenter = ("nsenter", f"--net=/run/netns/{winpod.netns}", "--")
     crictl = Crictl(Path(winpod.serving().socket), nsenter, winpod.environment)
@@ -104,7 +104,7 @@ async def test_node_serves_http_on_a_published_port_and_a_forwarded_one(
 
 
 @pytest.mark.parametrize(
-    ("program", "command", "ready", "heard", "code"),
+    ("program", "command", "ready", "expected", "code"),
     [
         (
             partial(windows_programs.go_program, name="signals"),
@@ -123,27 +123,27 @@ async def test_node_serves_http_on_a_published_port_and_a_forwarded_one(
     ],
     ids=["Go", "node"],
 )
-def test_a_program_hears_that_it_is_to_stop(
+def test_stop_is_delivered_to_program(
     program: Callable[[], Path],
     command: tuple[str, ...],
     ready: str,
-    heard: str,
+    expected: str,
     code: int,
     winpod: Winpod,
     image: str,
 ) -> None:
-    volume = mounted(program().parent)
+    volume = mount_options(program().parent)
     assert winpod("run", "-d", "--name", "stops", *volume, image, *command).returncode == 0
-    until_logged(winpod, "stops", ready)
+    wait_until_logged(winpod, "stops", ready)
     assert winpod("stop", "-t", "300", "stops").returncode == 0
-    assert heard in winpod("logs", "stops").stdout
-    ended = winpod("inspect", "stops").stdout
-    assert f'"exitCode": {code}' in ended, ended
+    assert expected in winpod("logs", "stops").stdout
+    inspected = winpod("inspect", "stops").stdout
+    assert f'"exitCode": {code}' in inspected, inspected
     assert winpod("rm", "stops").returncode == 0
 
 
-def until_logged(winpod: Winpod, name: str, words: str) -> None:
-    eventually(lambda: winpod("logs", name), lambda ran: words in ran.stdout)
+def wait_until_logged(winpod: Winpod, name: str, text: str) -> None:
+    eventually(lambda: winpod("logs", name), lambda result: text in result.stdout)
 
 
 def fetch(winpod: Winpod, url: str) -> str:

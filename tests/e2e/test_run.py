@@ -1,4 +1,4 @@
-"""`winpod run` as a newcomer types it, in a network namespace of the test's own."""
+"""`winpod run` in a separate network namespace."""
 
 import json
 import os
@@ -15,59 +15,59 @@ from tests.support.e2e.waiting import eventually
 
 __all__ = ["image", "winpod"]
 
-WAITS = "echo up & ping -n 3600 127.0.0.1 >nul"
+PRINT_AND_SLEEP = "echo up & ping -n 3600 127.0.0.1 >nul"
 
 
-def test_one_command_runs_a_windows_program(winpod: Winpod, image: str) -> None:
-    ran = winpod("run", "--name", "first", image)
-    assert ran.returncode == 7, ran.stderr
-    assert ran.stdout == "Hello from FIRST\n\nMicrosoft Windows 10.0.20348\n"
-    assert ran.stderr.strip() == "bad"
+def test_run_executes_windows_program(winpod: Winpod, image: str) -> None:
+    result = winpod("run", "--name", "first", image)
+    assert result.returncode == 7, result.stderr
+    assert result.stdout == "Hello from FIRST\n\nMicrosoft Windows 10.0.20348\n"
+    assert result.stderr.strip() == "bad"
     listed = json.loads(winpod("ps", "-a", "-o", "json").stdout)
-    assert [(one["name"], one["state"], one["exitCode"]) for one in listed] == [
-        ("first", "exited", 7)
-    ]
+    assert [
+        (container["name"], container["state"], container["exitCode"]) for container in listed
+    ] == [("first", "exited", 7)]
     assert winpod("run", "--rm", image).returncode == 7
     assert len(winpod.containers) == 1
     older = winpod("run", "--rm", "--host-build", "2019", image, "cmd", "/c", "ver")
     assert "Microsoft Windows 10.0.17763" in older.stdout
 
 
-def test_every_byte_goes_through_both_ways(winpod: Winpod, image: str) -> None:
+def test_stdin_and_stdout_are_complete(winpod: Winpod, image: str) -> None:
     lines = "".join(f"line {number} of the input\n" for number in range(20000))
-    ran = winpod("run", "--rm", "-i", image, "findstr", "line", stdin=lines)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.replace("\r\n", "\n") == lines
+    result = winpod("run", "--rm", "-i", image, "findstr", "line", stdin=lines)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.replace("\r\n", "\n") == lines
 
 
-def test_a_user_cannot_write_what_is_the_administrators(winpod: Winpod, image: str) -> None:
+def test_user_cannot_write_administrator_files(winpod: Winpod, image: str) -> None:
     line = "echo x>C:\\hello.cmd & echo mine>C:\\Users\\ContainerUser\\f & echo %USERNAME%"
-    ran = winpod("run", "--user", "ContainerUser", image, "cmd", "/c", line)
-    assert "Access denied" in ran.stderr
-    assert "ContainerUser" in ran.stdout
+    result = winpod("run", "--user", "ContainerUser", image, "cmd", "/c", line)
+    assert "Access denied" in result.stderr
+    assert "ContainerUser" in result.stdout
     unknown = winpod("run", "--user", "nobody", image)
     assert unknown.returncode == 125
     assert "The user name or password is incorrect. (0x52e)" in unknown.stderr
 
 
-def test_options_reach_the_program(winpod: Winpod, image: str, tmp_path: Path) -> None:
+def test_options_are_applied(winpod: Winpod, image: str, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/note.txt").write_text("from outside")
     (tmp_path / "variables").write_text("# two\nONE=1\n\nTWO=of two\n")
-    ran = winpod(
+    result = winpod(
         *("run", "--rm", "--hostname", "box", "-w", "C:\\windows", "-e", "THREE=3"),
         *("--env-file", f"{tmp_path}/variables", "-v", f"{tmp_path}/shared:C:\\shared:ro"),
         *("-m", "300m", "--cpus", "1", "--entrypoint", "cmd", image),
         *("/c", "echo %COMPUTERNAME% %ONE% %TWO% %THREE% %NUMBER_OF_PROCESSORS% & cd & "),
         *("type", "C:\\shared\\note.txt"),
     )
-    assert "BOX 1 of two 3 1" in ran.stdout
-    assert "C:\\windows" in ran.stdout
-    assert ran.stdout.endswith("from outside")
+    assert "BOX 1 of two 3 1" in result.stdout
+    assert "C:\\windows" in result.stdout
+    assert result.stdout.endswith("from outside")
 
 
-def test_what_cannot_be_is_a_sentence_and_leaves_nothing(winpod: Winpod, image: str) -> None:
-    refused = (
+def test_invalid_options_are_reported_and_leave_nothing(winpod: Winpod, image: str) -> None:
+    cases = (
         (127, (image, "gone.exe"), "The system cannot find the file specified."),
         (125, ("-e", "novalue", image), '"novalue" is not an environment variable.'),
         (125, ("-v", "nowhere", image), '"nowhere" is not a mount.'),
@@ -78,15 +78,15 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(winpod: Winpod, image: 
         (125, ("--pull", "never", "registry.invalid/none:1"), "registry.invalid/none:1"),
         (125, ("--isolation", "hypervisor", image), "hypervisor isolation"),
     )
-    for code, arguments, sentence in refused:
-        ran = winpod("run", *arguments)
-        assert (ran.returncode, sentence in ran.stderr) == (code, True), ran.stderr
-        assert "Traceback" not in ran.stderr
+    for code, arguments, message in cases:
+        result = winpod("run", *arguments)
+        assert (result.returncode, message in result.stderr) == (code, True), result.stderr
+        assert "Traceback" not in result.stderr
     assert winpod.containers == []
     assert winpod("ps", "-aq").stdout == ""
 
 
-def test_a_name_is_taken_once(winpod: Winpod, image: str) -> None:
+def test_container_name_is_unique(winpod: Winpod, image: str) -> None:
     assert winpod("run", "--name", "web", image).returncode == 7
     again = winpod("run", "--name", "web", image)
     assert again.returncode == 125
@@ -95,8 +95,10 @@ def test_a_name_is_taken_once(winpod: Winpod, image: str) -> None:
     assert winpod("run", "--name", "web", image).returncode == 7
 
 
-def test_ctrl_c_stops_the_program_and_tells_how_it_ended(winpod: Winpod, image: str) -> None:
-    running = winpod.start("run", "--rm", image, "cmd", "/c", WAITS, stdout=subprocess.PIPE)
+def test_ctrl_c_stops_program_and_returns_exit_code(winpod: Winpod, image: str) -> None:
+    running = winpod.start(
+        "run", "--rm", image, "cmd", "/c", PRINT_AND_SLEEP, stdout=subprocess.PIPE
+    )
     assert running.stdout is not None
     assert running.stdout.readline().startswith(b"up")
     running.send_signal(signal.SIGINT)
@@ -105,9 +107,9 @@ def test_ctrl_c_stops_the_program_and_tells_how_it_ended(winpod: Winpod, image: 
     assert winpod("ps", "-aq").stdout == ""
 
 
-def test_the_end_of_a_client_is_not_the_end_of_its_container(winpod: Winpod, image: str) -> None:
-    for name, more in (("kept", ()), ("removed", ("--rm",))):
-        arguments = ("run", "--name", name, *more, image, "cmd", "/c", WAITS)
+def test_container_survives_killed_client(winpod: Winpod, image: str) -> None:
+    for name, options in (("kept", ()), ("removed", ("--rm",))):
+        arguments = ("run", "--name", name, *options, image, "cmd", "/c", PRINT_AND_SLEEP)
         running = winpod.start(*arguments, stdout=subprocess.PIPE)
         assert running.stdout is not None
         assert running.stdout.readline().startswith(b"up")
@@ -117,10 +119,12 @@ def test_the_end_of_a_client_is_not_the_end_of_its_container(winpod: Winpod, ima
     assert sorted(winpod("ps", "-q", "--filter", "status=running").stdout.split())
     winpod("stop", "-t", "0", "kept", "removed")
     eventually(lambda: winpod.containers, lambda found: len(found) == 1)
-    assert [one["name"] for one in json.loads(winpod("ps", "-a", "-o", "json").stdout)] == ["kept"]
+    assert [
+        container["name"] for container in json.loads(winpod("ps", "-a", "-o", "json").stdout)
+    ] == ["kept"]
 
 
-def test_containers_go_on_without_a_runtime(winpod: Winpod, image: str) -> None:
+def test_containers_survive_killed_runtime(winpod: Winpod, image: str) -> None:
     line = "echo one & ping -n 4 127.0.0.1 >nul & echo two & exit 5"
     started = winpod("run", "-d", "--name", "lasting", image, "cmd", "/c", line)
     assert re.fullmatch(r"[0-9a-f]{64}\n", started.stdout), started.stderr
@@ -130,36 +134,38 @@ def test_containers_go_on_without_a_runtime(winpod: Winpod, image: str) -> None:
     followed = winpod("logs", "-f", "lasting")
     assert followed.stdout.split() == ["one", "two"]
     assert winpod.serving().process != first.process
-    listed = eventually(lambda: listed_in(winpod), lambda found: len(found) == 1)
-    assert [(one["name"], one["exitCode"]) for one in listed] == [("lasting", 5)]
+    listed = eventually(lambda: list_containers(winpod), lambda found: len(found) == 1)
+    assert [(container["name"], container["exitCode"]) for container in listed] == [("lasting", 5)]
 
 
-def listed_in(winpod: Winpod) -> list[dict[str, Any]]:
+def list_containers(winpod: Winpod) -> list[dict[str, Any]]:
     return list(json.loads(winpod("ps", "-a", "-o", "json").stdout))
 
 
-def test_two_at_once_share_one_runtime(winpod: Winpod, image: str) -> None:
+def test_concurrent_runs_share_one_runtime(winpod: Winpod, image: str) -> None:
     arguments = ("run", "--rm", image)
-    both = [winpod.start(*arguments, stdout=subprocess.PIPE) for _ in range(2)]
-    for one in both:
-        out, _ = one.communicate(timeout=600)
-        assert one.returncode == 7
+    processes = [winpod.start(*arguments, stdout=subprocess.PIPE) for _ in range(2)]
+    for process in processes:
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 7
         assert out.startswith(b"Hello")
     log = (winpod.root / "runtime/runtime.log").read_text()
     assert log.count("Serving 10.0.20348") == 1, log
 
 
-def test_a_runtime_in_use_keeps_its_build(winpod: Winpod, image: str) -> None:
-    winpod("run", "-d", "--name", "old", "--host-build", "2019", image, "cmd", "/c", WAITS)
-    other = winpod("run", "--rm", image)
-    assert other.returncode == 125
-    assert "--host-build 10.0.17763" in other.stderr
+def test_runtime_in_use_keeps_its_build(winpod: Winpod, image: str) -> None:
+    winpod(
+        "run", "-d", "--name", "old", "--host-build", "2019", image, "cmd", "/c", PRINT_AND_SLEEP
+    )
+    rejected = winpod("run", "--rm", image)
+    assert rejected.returncode == 125
+    assert "--host-build 10.0.17763" in rejected.stderr
     assert winpod("run", "--rm", "--host-build", "2019", image).returncode == 7
     winpod("rm", "-f", "old")
     assert winpod("run", "--rm", image).returncode == 7
 
 
-def test_a_terminal_is_one(winpod: Winpod, image: str) -> None:
+def test_run_in_terminal(winpod: Winpod, image: str) -> None:
     keyboard, terminal = pty.openpty()
     running = winpod.start(
         *("run", "-it", "--rm", image, "cmd"), stdin=terminal, stdout=terminal, stderr=terminal
@@ -173,15 +179,15 @@ def test_a_terminal_is_one(winpod: Winpod, image: str) -> None:
     os.close(keyboard)
 
 
-def test_without_a_base_it_says_how_to_make_one(winpod: Winpod, image: str) -> None:
+def test_missing_base_is_reported(winpod: Winpod, image: str) -> None:
     (winpod.root / "bases").unlink()
-    ran = winpod("run", image)
-    assert ran.returncode == 125
-    assert "winpod base build" in ran.stderr
+    result = winpod("run", image)
+    assert result.returncode == 125
+    assert "winpod base build" in result.stderr
 
 
-def test_without_root_it_says_who_can(winpod: Winpod) -> None:
+def test_missing_root_privileges_are_reported(winpod: Winpod) -> None:
     command = ["setpriv", "--reuid=65534", "--clear-groups", *winpod.command("ps")[2:]]
     environment = {**winpod.environment, "HOME": "/", "WINPOD_ROOT": "/only-root-makes-this"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
-    assert (ran.returncode, "sudo" in ran.stderr) == (2, True), ran.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert (result.returncode, "sudo" in result.stderr) == (2, True), result.stderr

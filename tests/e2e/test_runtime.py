@@ -1,4 +1,4 @@
-"""Windows containers through the CRI: a real image, a real Wine, a real log."""
+"""Windows containers through the CRI, with real images, Wine and logs."""
 
 from pathlib import Path
 
@@ -13,22 +13,22 @@ from winpod.cri.rpc import RemoteError
 __all__ = ["home", "node", "registry"]
 
 
-async def test_a_windows_program_runs_and_its_log_and_exit_code_are_kept(
+async def test_program_runs_with_log_and_exit_code(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client:
         image = await pulled(client, home, registry)
-        seen, log = await run(
+        container_status, log = await run(
             client, image, tmp_path, "cmd", "/c", "type app.txt & ver & echo no>&2 & exit 1060"
         )
-    assert seen.exit_code == 1060
-    assert seen.reason == "Error"
+    assert container_status.exit_code == 1060
+    assert container_status.reason == "Error"
     assert "Microsoft Windows 10.0.20348" in said(log, "stdout")
     assert "app" in said(log, "stdout")
     assert said(log, "stderr").strip() == "no"
 
 
-async def test_mounts_and_variables_reach_the_program(
+async def test_mounts_and_environment_are_applied(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -42,14 +42,16 @@ async def test_mounts_and_variables_reach_the_program(
         image = await pulled(client, home, registry)
         line = "type c:\\DATA\\in.txt & type C:\\etc\\one & echo %who%>C:\\data\\out.txt"
         envs = [api.KeyValue(key="WHO", value=b"winpod")]
-        seen, log = await run(client, image, tmp_path, "cmd", "/c", line, mounts=mounts, envs=envs)
-    assert seen.exit_code == 0, log
+        container_status, log = await run(
+            client, image, tmp_path, "cmd", "/c", line, mounts=mounts, envs=envs
+        )
+    assert container_status.exit_code == 0, log
     assert "from the host" in log
     assert "one file" in log
     assert (tmp_path / "data/out.txt").read_text().strip() == "winpod"
 
 
-async def test_a_volume_may_be_of_one_container_of_a_pod_and_not_of_the_other(
+async def test_volume_is_mounted_only_in_its_container(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -67,7 +69,7 @@ async def test_a_volume_may_be_of_one_container_of_a_pod_and_not_of_the_other(
     assert codes == {"has": 7, "lacks": 8}
 
 
-async def test_pods_with_a_handler_and_without_one_run_on_one_node(
+async def test_pods_with_and_without_handler_run_on_one_node(
     node: Node, home: Path, registry: str
 ) -> None:
     handlers = {"plain": "", "named": "runhcs-wcow-process"}
@@ -84,7 +86,7 @@ async def test_pods_with_a_handler_and_without_one_run_on_one_node(
     assert codes == [7, 7]
 
 
-async def test_a_program_that_is_not_there_fails_in_windows_words(
+async def test_missing_program_is_a_start_error(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client:
@@ -93,13 +95,13 @@ async def test_a_program_that_is_not_there_fails_in_windows_words(
         container = await create_with(client, sandbox, image, ("gone.exe",), "app", {})
         with pytest.raises(RemoteError, match="The system cannot find the file specified"):
             await start(client, container)
-        seen = await status(client, container)
-    assert (seen.exit_code, seen.reason) == (128, "StartError")
-    assert "cannot find the file" in seen.message
+        container_status = await status(client, container)
+    assert (container_status.exit_code, container_status.reason) == (128, "StartError")
+    assert "cannot find the file" in container_status.message
     del tmp_path
 
 
-async def test_the_container_goes_on_while_the_runtime_is_away(
+async def test_container_survives_runtime_restart(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     async with node as client:
@@ -123,7 +125,7 @@ async def test_the_container_goes_on_while_the_runtime_is_away(
     assert len((tmp_path / "long.log").read_text()) >= len(before)
 
 
-async def test_an_exec_that_takes_too_long_is_ended(node: Node, home: Path, registry: str) -> None:
+async def test_exec_times_out(node: Node, home: Path, registry: str) -> None:
     async with node as client:
         image = await pulled(client, home, registry)
         sandbox = await run_sandbox(client)
@@ -135,26 +137,24 @@ async def test_an_exec_that_takes_too_long_is_ended(node: Node, home: Path, regi
             await client.call("ExecSync", request)
 
 
-def limit(node: Node, controller: str, container: str, name: str) -> int:
+def read_cgroup(node: Node, controller: str, container: str, name: str) -> int:
     group = (node.root / "containers" / container / "shell/id").read_text()
     return int(Path(f"/sys/fs/cgroup/{controller}/winpod/{group}/{name}").read_text())
 
 
-async def test_limits_are_set_and_changed_while_the_container_runs(
-    node: Node, home: Path, registry: str
-) -> None:
+async def test_limits_are_set_and_updated(node: Node, home: Path, registry: str) -> None:
     async with node as client:
         image = await pulled(client, home, registry)
         sandbox = await run_sandbox(client)
-        asked = api.WindowsContainerResources(cpu_count=1, memory_limit_in_bytes=512 << 20)
-        windows = api.WindowsContainerConfig(resources=asked)
+        limits = api.WindowsContainerResources(cpu_count=1, memory_limit_in_bytes=512 << 20)
+        windows = api.WindowsContainerConfig(resources=limits)
         line = ("cmd", "/c", "ping -n 100 127.0.0.1 >nul")
         container = await create_with(client, sandbox, image, line, "app", {"windows": windows})
         await start(client, container)
-        assert limit(node, "memory", container, "memory.limit_in_bytes") == 512 << 20
-        assert limit(node, "cpu", container, "cpu.cfs_quota_us") == 100_000
-        assert limit(node, "pids", container, "pids.max") > 0
-        more = api.WindowsContainerResources(memory_limit_in_bytes=768 << 20)
-        change = api.UpdateContainerResourcesRequest(container_id=container, windows=more)
-        await client.call("UpdateContainerResources", change)
-        assert limit(node, "memory", container, "memory.limit_in_bytes") == 768 << 20
+        assert read_cgroup(node, "memory", container, "memory.limit_in_bytes") == 512 << 20
+        assert read_cgroup(node, "cpu", container, "cpu.cfs_quota_us") == 100_000
+        assert read_cgroup(node, "pids", container, "pids.max") > 0
+        resources = api.WindowsContainerResources(memory_limit_in_bytes=768 << 20)
+        request = api.UpdateContainerResourcesRequest(container_id=container, windows=resources)
+        await client.call("UpdateContainerResources", request)
+        assert read_cgroup(node, "memory", container, "memory.limit_in_bytes") == 768 << 20

@@ -1,4 +1,4 @@
-"""What a real Windows container uses, as the kernel counts it."""
+"""Resource usage of a real Windows container."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def run_in(client: CriClient, container: str, line: str) -> None:
 
 
 def add_interface(netns: Path) -> None:
-    """An interface that leads to another of the same namespace, where nobody answers."""
+    """Add a veth pair whose other end does not answer."""
     for line in (
         "link add eth0 type veth peer name another",
         "addr add 10.99.0.2/24 dev eth0",
@@ -41,7 +41,7 @@ def add_interface(netns: Path) -> None:
         subprocess.run(["nsenter", f"--net={netns}", "ip", *line.split()], check=True)
 
 
-async def test_cpu_memory_processes_disk_and_network_are_counted(
+async def test_stats_include_cpu_memory_processes_disk_and_network(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "large").write_bytes(os.urandom(20 * MIB))
@@ -49,8 +49,8 @@ async def test_cpu_memory_processes_disk_and_network_are_counted(
     async with node as client:
         image = await pulled(client, home, registry)
         sandbox = await run_sandbox(client)
-        more = {"mounts": [mount]}
-        container = await create_with(client, sandbox, image, ("cmd", "/c", BUSY), "app", more)
+        options = {"mounts": [mount]}
+        container = await create_with(client, sandbox, image, ("cmd", "/c", BUSY), "app", options)
         await start(client, container)
         before = await pod_stats(client, sandbox)
         assert not before.HasField("network")
@@ -62,7 +62,7 @@ async def test_cpu_memory_processes_disk_and_network_are_counted(
         metrics = await client.call("ListPodSandboxMetrics", api.ListPodSandboxMetricsRequest())
         stop = api.StopContainerRequest(container_id=container, timeout=0)
         await client.call("StopContainer", stop)
-        (ended,) = (await client.call("ListContainerStats", api.ListContainerStatsRequest())).stats
+        (exited,) = (await client.call("ListContainerStats", api.ListContainerStatsRequest())).stats
     assert pod.cpu.usage_core_nano_seconds.value > before.cpu.usage_core_nano_seconds.value
     assert 10_000_000 < pod.cpu.usage_nano_cores.value < 4_000_000_000
     assert MIB < pod.memory.working_set_bytes.value <= pod.memory.commit_memory_bytes.value
@@ -73,9 +73,9 @@ async def test_cpu_memory_processes_disk_and_network_are_counted(
     assert pod.network.default_interface.name == "eth0"
     assert [interface.name for interface in pod.network.interfaces] == ["another"]
     assert pod.network.default_interface.tx_bytes.value > 0
-    told = {m.name: m.value.value for m in metrics.pod_metrics[0].container_metrics[0].metrics}
-    assert told["container_threads"] >= told["container_processes"] > 2
-    assert told["container_memory_usage_bytes"] >= told["container_memory_working_set_bytes"]
-    assert not ended.HasField("cpu")
-    assert ended.writable_layer.used_bytes.value > 19 * MIB
-    assert ended.writable_layer.fs_id.mountpoint.endswith("/disk")
+    values = {m.name: m.value.value for m in metrics.pod_metrics[0].container_metrics[0].metrics}
+    assert values["container_threads"] >= values["container_processes"] > 2
+    assert values["container_memory_usage_bytes"] >= values["container_memory_working_set_bytes"]
+    assert not exited.HasField("cpu")
+    assert exited.writable_layer.used_bytes.value > 19 * MIB
+    assert exited.writable_layer.fs_id.mountpoint.endswith("/disk")

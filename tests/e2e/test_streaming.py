@@ -1,7 +1,7 @@
-"""The streaming server against client-go's own executors and port-forwarder.
+"""The streaming server with the executors and the port-forwarder of client-go.
 
-The containers are processes of this machine (tests/cri/streaming/local_backend.py): what is proved
-here is the protocol, over SPDY and over WebSocket.
+Containers are local processes (tests/support/streaming_backend.py). The tests cover the protocol,
+over SPDY and WebSocket.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.support.streaming_backend import EXIT_WITH, LocalBackend
 from winpod.cri.streaming import StreamingServer
 
 MIB = 1024 * 1024
-PATIENCE = 300.0
+TIMEOUT = 300.0
 BIG = 64 * MIB
 TRANSPORTS = ["spdy", "websocket"]
 SPDY_PROTOCOLS = [f"v{version}.channel.k8s.io" for version in (5, 4, 3, 2)] + ["channel.k8s.io"]
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 def client(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> StreamingClient:
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(line, flush=True)
 
-    return StreamingClient(tmp_path_factory.mktemp("streaming-client"), say)
+    return StreamingClient(tmp_path_factory.mktemp("streaming-client"), report)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def server(backend: LocalBackend) -> AsyncIterator[StreamingServer]:
     await server.close()
 
 
-async def test_exec_keeps_stdout_and_stderr_apart(
+async def test_exec_separates_stdout_and_stderr(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     command = ["sh", "-c", "echo out; echo err >&2"]
@@ -62,7 +62,7 @@ async def test_exec_keeps_stdout_and_stderr_apart(
 
 
 @pytest.mark.parametrize("protocol", SPDY_PROTOCOLS)
-async def test_exec_works_in_every_version(
+async def test_exec_with_every_protocol_version(
     server: StreamingServer, client: StreamingClient, transport: str, protocol: str
 ) -> None:
     if transport == "websocket" and protocol not in ("v5.channel.k8s.io", "v4.channel.k8s.io"):
@@ -76,7 +76,7 @@ async def test_exec_works_in_every_version(
         assert (await running.outcome()).error == ""
 
 
-async def test_stdin_ends_when_the_client_ends_it(
+async def test_stdin_closes_with_client(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.exec_url("container", ["sha256sum"], stdin=True, stdout=True)
@@ -88,7 +88,7 @@ async def test_stdin_ends_when_the_client_ends_it(
         assert (await running.outcome()).error == ""
 
 
-async def test_64_mib_go_both_ways_unchanged(
+async def test_64_mib_are_streamed_unchanged(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.exec_url("container", ["cat"], stdin=True, stdout=True)
@@ -115,7 +115,7 @@ async def test_64_mib_go_both_ways_unchanged(
 
 
 @pytest.mark.parametrize("code", [1, 44, 255])
-async def test_an_exit_code_reaches_the_client(
+async def test_exit_code_is_returned(
     server: StreamingServer, client: StreamingClient, transport: str, code: int
 ) -> None:
     url = server.exec_url("container", ["sh", "-c", f"exit {code}"], stdout=True)
@@ -126,17 +126,17 @@ async def test_an_exit_code_reaches_the_client(
 
 
 @pytest.mark.parametrize("code", [-1073741819, 3221225477])
-async def test_a_32_bit_exit_code_is_sent_unsigned(
+async def test_32_bit_exit_code_is_sent_unsigned(
     server: StreamingServer, client: StreamingClient, transport: str, code: int
 ) -> None:
-    """client-go reads 8 bits only, and names what it got."""
+    """client-go parses only 8 bits, and reports the value in its error."""
     url = server.exec_url("container", [EXIT_WITH, str(code)], stdout=True)
     async with client.command(url, "-stdout", "-transport", transport) as running:
         outcome = await running.outcome()
     assert outcome.error == 'error stream protocol error: invalid exit code value "3221225477"'
 
 
-async def test_a_failure_of_the_runtime_is_a_sentence(
+async def test_runtime_error_is_returned(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.exec_url("elsewhere", ["true"], stdout=True)
@@ -148,13 +148,13 @@ async def test_a_failure_of_the_runtime_is_a_sentence(
     )
 
 
-async def test_a_terminal_has_the_sizes_of_the_client(
+async def test_terminal_follows_client_size(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     command = ["sh", "-c", "trap 'exit 7' INT; while stty size; do sleep 0.1; done"]
     url = server.exec_url("container", command, stdin=True, stdout=True, tty=True)
     flags = ("-stdin", "-stdout", "-tty", "-transport", transport)
-    async with client.command(url, *flags) as running, asyncio.timeout(PATIENCE):
+    async with client.command(url, *flags) as running, asyncio.timeout(TIMEOUT):
         for width, height in ((80, 24), (100, 30)):
             running.resize(width, height)
             await running.stdout.readuntil(f"{height} {width}\r\n".encode())
@@ -163,7 +163,7 @@ async def test_a_terminal_has_the_sizes_of_the_client(
     assert outcome.code == 7
 
 
-async def test_attach_joins_the_process(
+async def test_attach_streams(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.attach_url("container", stdin=True, stdout=True, stderr=True)
@@ -175,19 +175,19 @@ async def test_attach_joins_the_process(
         assert (await running.outcome()).error == ""
 
 
-async def test_the_process_group_is_told_when_the_client_disappears(
+async def test_process_group_gets_hangup_on_client_disconnect(
     server: StreamingServer, client: StreamingClient, backend: LocalBackend, transport: str
 ) -> None:
     url = server.exec_url("container", ["sh", "-c", "echo up; sleep 600"], stdout=True)
     async with client.command(url, "-stdout", "-transport", transport) as running:
         assert await running.stdout.readline() == b"up\n"
         running.process.kill()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         group = await backend.ended_by_hangup.get()
-        await _end_of(group)
+        await _wait_group_exited(group)
 
 
-async def test_a_client_that_disappears_with_unread_input_is_noticed(
+async def test_client_disconnect_with_unread_input_is_detected(
     server: StreamingServer, client: StreamingClient, backend: LocalBackend, transport: str
 ) -> None:
     url = server.exec_url("container", ["sh", "-c", "echo up; sleep 600"], stdin=True, stdout=True)
@@ -196,32 +196,32 @@ async def test_a_client_that_disappears_with_unread_input_is_noticed(
         running.stdin.write(bytes(16 * MIB))
         await asyncio.sleep(1)
         running.process.kill()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await backend.ended_by_hangup.get()
 
 
-async def test_a_slow_reader_does_not_fill_the_memory(
+async def test_slow_client_uses_bounded_memory(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.exec_url("container", ["head", "-c", str(BIG), "/dev/zero"], stdout=True)
-    before = _resident()
+    before = _resident_kib()
     async with client.command(url, "-stdout", "-transport", transport) as running:
         assert await running.stdout.readexactly(MIB)
         await asyncio.sleep(2)
-        grown = _resident() - before
+        growth = _resident_kib() - before
         count = MIB
         while block := await running.stdout.read(MIB):
             count += len(block)
         assert (await running.outcome()).error == ""
     assert count == BIG
-    assert grown < 16 * 1024, f"the server grew by {grown} KiB"
+    assert growth < 16 * 1024, f"the server grew by {growth} KiB"
 
 
-async def test_a_slow_process_does_not_fill_the_memory(
+async def test_slow_process_uses_bounded_memory(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.exec_url("container", ["sh", "-c", "sleep 2; wc -c"], stdin=True, stdout=True)
-    before = _resident()
+    before = _resident_kib()
     async with client.command(url, "-stdin", "-stdout", "-transport", transport) as running:
 
         async def send() -> None:
@@ -232,22 +232,22 @@ async def test_a_slow_process_does_not_fill_the_memory(
 
         sending = asyncio.create_task(send())
         await asyncio.sleep(1.5)
-        grown = _resident() - before
+        growth = _resident_kib() - before
         assert int(await running.stdout.read()) == BIG
         await sending
-    assert grown < 24 * 1024, f"the server grew by {grown} KiB"
+    assert growth < 24 * 1024, f"the server grew by {growth} KiB"
 
 
-async def _end_of(group: int) -> None:
-    """Returns when no process of the group is left; who reaps them is not ours to tell."""
+async def _wait_group_exited(group: int) -> None:
+    """Wait until the group has no processes; they may be reaped by another process."""
     with contextlib.suppress(ProcessLookupError):
         while True:
             os.killpg(group, 0)
             await asyncio.sleep(0.05)
 
 
-def _resident() -> int:
-    """KiB of memory that this process, the server's, has now."""
+def _resident_kib() -> int:
+    """Return the resident memory of this process, which runs the server."""
     with open("/proc/self/status") as status:  # noqa: PTH123
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
@@ -270,8 +270,8 @@ async def forwarded(
             yield running
 
 
-async def answer_when_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Needs the half-close: says nothing before it has read to the end."""
+async def answer_after_eof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer only after EOF, which requires half-close."""
     data = await reader.read()
     writer.write(hashlib.sha256(data).hexdigest().encode())
     await writer.drain()
@@ -283,10 +283,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
-async def test_a_half_closed_connection_still_gets_its_answer(
+async def test_port_forward_supports_half_close(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
-    async with forwarded(server, client, transport, answer_when_ended) as running:
+    async with forwarded(server, client, transport, answer_after_eof) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.local_ports[0])
         data = os.urandom(3 * MIB)
         writer.write(data)
@@ -295,22 +295,22 @@ async def test_a_half_closed_connection_still_gets_its_answer(
         writer.close()
 
 
-async def test_many_connections_are_forwarded_at_once(
+async def test_concurrent_connections_are_forwarded(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
-    async def talk(port: int) -> bool:
+    async def exchange(port: int) -> bool:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         data = os.urandom(128 * 1024)
         writer.write(data)
-        back = await reader.readexactly(len(data))
+        received = await reader.readexactly(len(data))
         writer.close()
-        return back == data
+        return received == data
 
     async with forwarded(server, client, transport, echo) as running:
         port = running.local_ports[0]
         for _ in range(3):
-            async with asyncio.timeout(PATIENCE):
-                assert all(await asyncio.gather(*(talk(port) for _ in range(50))))
+            async with asyncio.timeout(TIMEOUT):
+                assert all(await asyncio.gather(*(exchange(port) for _ in range(50))))
 
 
 async def test_64_mib_are_forwarded_unchanged(
@@ -336,7 +336,7 @@ async def test_64_mib_are_forwarded_unchanged(
         writer.close()
 
 
-async def test_a_port_nobody_listens_on_is_told(
+async def test_port_forward_to_closed_port_is_reported(
     server: StreamingServer, client: StreamingClient, transport: str
 ) -> None:
     url = server.port_forward_url("sandbox")

@@ -1,4 +1,4 @@
-"""The base's tar and Python's understand each other, and nothing leads it out of its directory."""
+"""The tar of the base: compatibility with Python's, and containment of extraction."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ from winpod.images.base.builder import Base
 from winpod.windows.builds import parse_build
 
 Tree = dict[str, tuple[bytes | None, int]]
-"""What is at each path: a file's content, or None for a directory; and when it was written."""
+"""Maps a path to its content, or None for a directory, and its modification time."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 ._-+=#%&'(){}[]~$!äéßçñłжя日本語한글🎉"
 GIB = 1 << 30
@@ -23,42 +23,44 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def windows(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    with container(base, parse_build("2022"), [], tmp_path_factory.mktemp("tar") / "one") as one:
-        yield one
+    with container(
+        base, parse_build("2022"), [], tmp_path_factory.mktemp("tar") / "one"
+    ) as running:
+        yield running
 
 
 @pytest.fixture
 def drive(windows: Container, request: pytest.FixtureRequest) -> Path:
-    """A directory of C: for one test, as Linux sees it; Windows has it by the same name."""
+    """Create a directory in C: for one test; its name is the same in Linux and Windows."""
     name = str(request.node.name).replace("[", "-").rstrip("]")
-    made = windows.folder / "prefix/drive_c" / name
-    made.mkdir()
-    return made
+    directory = windows.folder / "prefix/drive_c" / name
+    directory.mkdir()
+    return directory
 
 
 def make_tree(folder: Path, seed: int) -> None:
-    """Deep, long and foreign names, files of all sizes around a block, and empty directories."""
-    chance = random.Random(seed)
+    """Create deep paths, long and non-ASCII names, files of many sizes, and empty directories."""
+    rng = random.Random(seed)
     folders, files = [folder], []
     for _ in range(25):
-        folders.append(chance.choice(folders[-3:]) / name_of(chance))
-    for at in chance.choices(folders, k=60):
-        files.append(at / name_of(chance))
-    for at in folders:
-        at.mkdir(parents=True, exist_ok=True)
+        folders.append(rng.choice(folders[-3:]) / random_name(rng))
+    for directory in rng.choices(folders, k=60):
+        files.append(directory / random_name(rng))
+    for directory in folders:
+        directory.mkdir(parents=True, exist_ok=True)
     sizes = (0, 1, 511, 512, 513, 10240, 65536, 65537, 3_000_000)
     for file in files:
-        file.write_bytes(chance.randbytes(chance.choice(sizes)))
+        file.write_bytes(rng.randbytes(rng.choice(sizes)))
     for path in (*files, *reversed(folders)):
-        os.utime(path, (1, chance.randrange(1, 1 << 32)))
+        os.utime(path, (1, rng.randrange(1, 1 << 32)))
 
 
-def name_of(chance: random.Random) -> str:
-    size = chance.choice((3, 8, 20, 60))
-    return "n" + "".join(chance.choices(LETTERS, k=size)) + "e"
+def random_name(rng: random.Random) -> str:
+    size = rng.choice((3, 8, 20, 60))
+    return "n" + "".join(rng.choices(LETTERS, k=size)) + "e"
 
 
-def tree_in(folder: Path) -> Tree:
+def read_tree(folder: Path) -> Tree:
     found: Tree = {}
     for path in folder.rglob("*"):
         content = None if path.is_dir() else path.read_bytes()
@@ -66,28 +68,28 @@ def tree_in(folder: Path) -> Tree:
     return found
 
 
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_what_python_packs_is_unpacked(windows: Container, drive: Path, form: int) -> None:
-    source = windows.folder / f"source-{form}"
-    make_tree(source, seed=form)
-    with tarfile.open(drive / "in.tar", "w", format=form) as archive:
+@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_python_archive_is_extracted(windows: Container, drive: Path, tar_format: int) -> None:
+    source = windows.folder / f"source-{tar_format}"
+    make_tree(source, seed=tar_format)
+    with tarfile.open(drive / "in.tar", "w", format=tar_format) as archive:
         archive.add(source, ".")
     (drive / "out").mkdir()
-    done = windows.run("cmd", "/c", rf"tar xf - -C C:\{drive.name}\out <C:\{drive.name}\in.tar")
-    assert (done.code, done.output) == (0, "")
-    assert tree_in(drive / "out") == tree_in(source)
+    result = windows.run("cmd", "/c", rf"tar xf - -C C:\{drive.name}\out <C:\{drive.name}\in.tar")
+    assert (result.code, result.output) == (0, "")
+    assert read_tree(drive / "out") == read_tree(source)
 
 
-def test_what_is_packed_python_unpacks(windows: Container, drive: Path, tmp_path: Path) -> None:
+def test_python_extracts_archive(windows: Container, drive: Path, tmp_path: Path) -> None:
     make_tree(drive / "tree", seed=7)
-    done = windows.run("cmd", "/c", rf"tar -C C:\{drive.name} -cf C:\{drive.name}\out.tar .")
-    assert (done.code, done.output) == (
+    result = windows.run("cmd", "/c", rf"tar -C C:\{drive.name} -cf C:\{drive.name}\out.tar .")
+    assert (result.code, result.output) == (
         0,
         "tar: out.tar: it is the archive itself; skipped\r\n",
     )
     with tarfile.open(drive / "out.tar") as archive:
         archive.extractall(tmp_path, filter="fully_trusted")
-    assert tree_in(tmp_path / "tree") == tree_in(drive / "tree")
+    assert read_tree(tmp_path / "tree") == read_tree(drive / "tree")
 
 
 def pack(to: Path, *members: tarfile.TarInfo) -> None:
@@ -99,15 +101,13 @@ def pack(to: Path, *members: tarfile.TarInfo) -> None:
 def member(
     name: str, *, size: int = 0, kind: bytes = tarfile.REGTYPE, to: str = ""
 ) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.size, made.type, made.linkname = size, kind, to
-    return made
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, to
+    return info
 
 
-def test_what_leads_out_or_is_no_windows_name_is_refused_and_the_rest_unpacked(
-    windows: Container, drive: Path
-) -> None:
-    refused = ("../up", "in/../../up", "..\\up", "/up", "\\up", "C:/up", "C:up", "a:stream", "a?")
+def test_unsafe_members_are_rejected_and_others_extracted(windows: Container, drive: Path) -> None:
+    rejected = ("../up", "in/../../up", "..\\up", "/up", "\\up", "C:/up", "C:up", "a:stream", "a?")
     links = (
         member("symbolic", kind=tarfile.SYMTYPE, to="../"),
         member("symbolic/up", size=1),
@@ -118,16 +118,16 @@ def test_what_leads_out_or_is_no_windows_name_is_refused_and_the_rest_unpacked(
     (drive / "out").mkdir()
     (drive / "out/good").mkdir()
     (drive / "out/good/file").write_bytes(b"old and longer")
-    bad = (member(name, size=600) for name in refused)
-    pack(drive / "in.tar", *bad, member("./good//file", size=3), *links)
-    done = windows.run("tar", "-xmf", rf"C:\{drive.name}\in.tar", "-C", f"/{drive.name}/out")
-    assert done.code == 1
-    lines = done.output.splitlines()
-    for name in (*refused, "symbolic", "hard-out"):
+    invalid = (member(name, size=600) for name in rejected)
+    pack(drive / "in.tar", *invalid, member("./good//file", size=3), *links)
+    result = windows.run("tar", "-xmf", rf"C:\{drive.name}\in.tar", "-C", f"/{drive.name}/out")
+    assert result.code == 1
+    lines = result.output.splitlines()
+    for name in (*rejected, "symbolic", "hard-out"):
         assert any(line.startswith(f"tar: {name}: ") for line in lines), (name, lines)
-    assert len(lines) == len(refused) + 2
+    assert len(lines) == len(rejected) + 2
     assert {path.name for path in drive.iterdir()} == {"keep", "in.tar", "out"}
-    assert {path: what for path, (what, _) in tree_in(drive / "out").items()} == {
+    assert {path: data for path, (data, _) in read_tree(drive / "out").items()} == {
         "good": None,
         "good/file": bytes(3),
         "hard-in": bytes(3),
@@ -136,33 +136,33 @@ def test_what_leads_out_or_is_no_windows_name_is_refused_and_the_rest_unpacked(
     }
 
 
-def damaged(whole: bytes) -> bytes:
-    return whole[:1024] + b"x" * 512 + whole[1536:]
+def corrupt(content: bytes) -> bytes:
+    return content[:1024] + b"x" * 512 + content[1536:]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda _: b"", "it is empty"),
         (lambda _: b"some words\n" * 99, "it is not a tar archive"),
-        (damaged, "it is damaged"),
-        (lambda whole: whole[:1700], "unexpected end of archive"),
+        (corrupt, "it is damaged"),
+        (lambda content: content[:1700], "unexpected end of archive"),
         (gzip.compress, "it is compressed, and winpod's tar does not decompress"),
     ],
     ids=["empty", "words", "damaged", "cut", "compressed"],
 )
-def test_what_is_no_whole_archive_is_named(
-    windows: Container, drive: Path, change: Callable[[bytes], bytes], said: str
+def test_invalid_archive_is_reported(
+    windows: Container, drive: Path, change: Callable[[bytes], bytes], message: str
 ) -> None:
     pack(drive / "in.tar", member("first", size=1), member("second", size=999))
     (drive / "in.tar").write_bytes(change((drive / "in.tar").read_bytes()))
-    done = windows.run("cmd", "/c", rf"cd \{drive.name}& tar xf in.tar")
-    assert done.code == 1
-    assert said in done.output
+    result = windows.run("cmd", "/c", rf"cd \{drive.name}& tar xf in.tar")
+    assert result.code == 1
+    assert message in result.output
     assert not (drive / "second").exists()
 
 
-def test_sizes_beyond_octal_digits_are_read(windows: Container, drive: Path) -> None:
+def test_sizes_beyond_octal_digits_are_supported(windows: Container, drive: Path) -> None:
     large = member("large", size=9 * GIB)
     with (drive / "in.tar").open("wb") as file:
         file.write(large.tobuf(tarfile.PAX_FORMAT))
@@ -170,12 +170,12 @@ def test_sizes_beyond_octal_digits_are_read(windows: Container, drive: Path) -> 
         file.write(large.tobuf(tarfile.GNU_FORMAT))
         file.seek(9 * GIB, os.SEEK_CUR)
         file.write(member("ä").tobuf(tarfile.PAX_FORMAT) + bytes(1024))
-    done = windows.run("tar", "tf", rf"C:\{drive.name}\in.tar")
-    assert (done.code, done.output.split()) == (0, ["large", "large", "ä"])
+    result = windows.run("tar", "tf", rf"C:\{drive.name}\in.tar")
+    assert (result.code, result.output.split()) == (0, ["large", "large", "ä"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ("--version", 0, "tar of winpod"),
         ("-czf C:\\x.tgz C:\\windows", 1, "-z: winpod's tar does not compress"),
@@ -192,8 +192,8 @@ def test_sizes_beyond_octal_digits_are_read(windows: Container, drive: Path) -> 
         ),
     ],
 )
-def test_what_cannot_be_done_is_a_sentence(
-    windows: Container, arguments: str, code: int, said: str
+def test_unsupported_operation_is_reported(
+    windows: Container, arguments: str, code: int, message: str
 ) -> None:
-    done = windows.run("tar", *arguments.split())
-    assert (done.code, said in done.output) == (code, True), done.output
+    result = windows.run("tar", *arguments.split())
+    assert (result.code, message in result.output) == (code, True), result.output

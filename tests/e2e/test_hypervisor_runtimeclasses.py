@@ -1,5 +1,8 @@
-"""The documents' stories 2 and 3 whole: an older image in a guest of its own build, and one name
-that is two images for two handlers; as manifests that are played, and on a real control plane."""
+"""Stories 2 and 3 of the documents, with `winpod play` and on a real control plane.
+
+Story 2 runs an older image in a guest of its build. In story 3, one name is two images for two
+handlers.
+"""
 
 import json
 import platform
@@ -33,93 +36,93 @@ from winpod.windows.handlers import VM_PROCESSOR_COUNT
 
 __all__ = ["winpod"]
 
-WHICH = r"ver & type \\?\unix\proc\version"
+SHOW_VERSIONS = r"ver & type \\?\unix\proc\version"
 MISMATCH = "The container operating system does not match the host operating system."
 GUEST = "runhcs-wcow-hypervisor-17763"
 
 
-def kernel(said: str) -> str:
-    """The one underneath, as a program of the container sees it."""
-    found = re.search(r"Linux version (\S+)", said)
-    assert found, said
-    return found[1]
+def kernel_release(output: str) -> str:
+    """Return the Linux release that a program in the container reports."""
+    match = re.search(r"Linux version (\S+)", output)
+    assert match, output
+    return match[1]
 
 
 @pytest.fixture(scope="module")
 def layout(winpod: Winpod) -> Path:
-    """The images of the examples, whose program tells where it is."""
-    return stories.pack_images(winpod, WHICH)
+    """Pack the images of the examples with a program that prints its versions."""
+    return stories.pack_images(winpod, SHOW_VERSIONS)
 
 
 @pytest.fixture
-def played(winpod: Winpod) -> Iterator[Winpod]:
+def played_winpod(winpod: Winpod) -> Iterator[Winpod]:
     yield winpod
     assert winpod("down", "--volumes").returncode == 0
     assert machines(winpod, "nodes/*/runtime") == []
 
 
 def play(winpod: Winpod, story: int, layout: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    ran, told = stories.play(winpod, story, layout)
-    assert told["nodes"][0]["accelerator"] == "emulation"
-    assert GUEST in told["nodes"][0]["handlers"]
-    return ran.stdout + ran.stderr, {pod["name"]: pod for pod in told["pods"]}
+    result, report = stories.play(winpod, story, layout)
+    assert report["nodes"][0]["accelerator"] == "emulation"
+    assert GUEST in report["nodes"][0]["handlers"]
+    return result.stdout + result.stderr, {pod["name"]: pod for pod in report["pods"]}
 
 
-def said(winpod: Winpod, pod: str) -> str:
-    ran = eventually(lambda: winpod("logs", pod), lambda ran: "Linux version" in ran.stdout)
-    return ran.stdout
+def logs(winpod: Winpod, pod: str) -> str:
+    result = eventually(
+        lambda: winpod("logs", pod), lambda result: "Linux version" in result.stdout
+    )
+    return result.stdout
 
 
-def test_story_2_is_played_an_older_image_runs_in_a_guest_and_not_beside_the_host(
-    played: Winpod, layout: Path
-) -> None:
-    shown, pods = play(played, 2, layout)
+def test_play_story_2_older_image_runs_only_in_guest(played_winpod: Winpod, layout: Path) -> None:
+    output, pods = play(played_winpod, 2, layout)
     assert {name: pod["state"] for name, pod in pods.items()} == {
         "legacy": "Running",
         "modern": "Running",
         "legacy-beside-the-host": "Pending",
-    }, shown
-    assert MISMATCH in shown
-    assert "→ set runtimeClassName: windows-1809-hyperv" in shown
-    legacy, modern = said(played, "legacy"), said(played, "modern")
+    }, output
+    assert MISMATCH in output
+    assert "→ set runtimeClassName: windows-1809-hyperv" in output
+    legacy, modern = logs(played_winpod, "legacy"), logs(played_winpod, "modern")
     assert "Microsoft Windows 10.0.17763" in legacy
     assert "Microsoft Windows 10.0.18362" in modern
-    assert kernel(modern) == platform.release() != kernel(legacy)
-    assert f"{GUEST} (emulated)" in shown
+    assert kernel_release(modern) == platform.release() != kernel_release(legacy)
+    assert f"{GUEST} (emulated)" in output
     assert (pods["legacy"]["accelerator"], pods["modern"]["accelerator"]) == ("emulation", "")
-    rows = {row.split()[-1]: row for row in played("ps").stdout.splitlines()}
+    rows = {row.split()[-1]: row for row in played_winpod("ps").stdout.splitlines()}
     assert "(emulated)" in rows["legacy/app"]
     assert "(emulated)" not in rows["modern/app"]
-    (inspected,) = json.loads(played("inspect", "legacy").stdout)
+    (inspected,) = json.loads(played_winpod("inspect", "legacy").stdout)
     assert inspected["sandbox"]["info"]["info"]["accelerator"] == "emulation"
-    assert "accelerator: emulation" in played("describe", "legacy").stdout
+    assert "accelerator: emulation" in played_winpod("describe", "legacy").stdout
 
 
-def test_story_3_is_played_one_name_is_two_images_for_two_handlers(
-    played: Winpod, layout: Path
+def test_play_story_3_one_name_is_two_images_for_two_handlers(
+    played_winpod: Winpod, layout: Path
 ) -> None:
-    shown, pods = play(played, 3, layout)
-    assert {pod["state"] for pod in pods.values()} == {"Running"}, shown
+    output, pods = play(played_winpod, 3, layout)
+    assert {pod["state"] for pod in pods.values()} == {"Running"}, output
     assert len({image for pod in pods.values() for image in pod["images"]}) == 1
-    older, newer = said(played, "sdk-1809"), said(played, "sdk-1903")
+    older, newer = logs(played_winpod, "sdk-1809"), logs(played_winpod, "sdk-1903")
     assert "Microsoft Windows 10.0.17763" in older
     assert "Microsoft Windows 10.0.18362" in newer
-    assert kernel(newer) == platform.release() != kernel(older)
+    assert kernel_release(newer) == platform.release() != kernel_release(older)
 
 
-def test_a_class_gives_a_2019_container_hypervisor_isolation_on_a_2019_host(
-    played: Winpod, layout: Path
+def test_class_gives_2019_container_hypervisor_isolation_on_2019_host(
+    played_winpod: Winpod, layout: Path
 ) -> None:
     image = {"name": "app", "image": "registry.example/legacy:1.0"}
-    manifest = played.home / "of-2019.json"
+    manifest = played_winpod.home / "of-2019.json"
     guest = pod("guest", "default", {"runtimeClassName": "guest", "containers": [image]})
     objects = [runtime_class("guest", HYPERVISOR, BUILD_2019), guest]
     manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-    ran = played("play", str(manifest), "--node", "2019", "--layout", str(layout))
-    assert ran.returncode == 0, ran.stderr
-    told = said(played, "guest")
-    assert f"Microsoft Windows {BUILD_2019}" in told
-    assert kernel(told) != platform.release()
+    result = played_winpod("play", str(manifest), "--node", "2019", "--layout", str(layout))
+    assert result.returncode == 0, result.stderr
+    output = logs(played_winpod, "guest")
+    assert f"Microsoft Windows {BUILD_2019}" in output
+    assert kernel_release(output) != platform.release()
 
 
 @pytest.fixture(scope="module")
@@ -129,17 +132,17 @@ def cluster(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gu
 
 
 def spec(image: str, runtime_class_name: str) -> dict[str, Any]:
-    """A pod that waits until it is asked; its class says where it goes."""
+    """Return the spec of a pod that sleeps and is scheduled by its class."""
     made = windows_spec(image, "cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
     del made["nodeSelector"], made["tolerations"]
     return made | {"runtimeClassName": runtime_class_name}
 
 
-def asked(cluster: GuestCluster, namespace: str, name: str) -> str:
-    return cluster.exec(namespace, name, "cmd", "/c", WHICH)
+def versions(cluster: GuestCluster, namespace: str, name: str) -> str:
+    return cluster.exec(namespace, name, "cmd", "/c", SHOW_VERSIONS)
 
 
-def waiting(cluster: GuestCluster, namespace: str, name: str) -> str:
+def waiting_message(cluster: GuestCluster, namespace: str, name: str) -> str:
     status = cluster.get(namespace, "pod", name)["status"].get("containerStatuses", [{}])[0]
     return str(status.get("state", {}).get("waiting", {}).get("message", ""))
 
@@ -148,16 +151,16 @@ def pods(cluster: GuestCluster, namespace: str) -> list[str]:
     return cluster.kubectl("get", "pods", "-n", namespace, "-o", "name").split()
 
 
-def checked(cluster: GuestCluster, manifest: dict[str, Any]) -> dict[str, Any]:
+def check(cluster: GuestCluster, manifest: dict[str, Any]) -> dict[str, Any]:
     file = cluster.directory / "checked.json"
     file.write_text(json.dumps(manifest))
     kubeconfig = ("--kubeconfig", str(cluster.plane.kubeconfig))
-    ran = cluster.winpod("check", "-f", str(file), *kubeconfig, "-o", "json")
-    (workload,) = json.loads(ran.stdout)["workloads"]
+    result = cluster.winpod("check", "-f", str(file), *kubeconfig, "-o", "json")
+    (workload,) = json.loads(result.stdout)["workloads"]
     return dict(workload)
 
 
-def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
+def test_story_2_on_node_with_and_without_hypervisor_isolation(
     cluster: GuestCluster,
 ) -> None:
     ns, image = "story-2", cluster.images["legacy"]
@@ -170,17 +173,19 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     assert cluster.handlers("new") == {"", PROCESS}
     labels = node(cluster.plane, "new")["metadata"]["labels"]
     assert not {HYPERVISOR_LABEL, HYPERV_CAPABILITY_LABEL} & labels.keys()
-    cluster.until("the pull is refused", lambda: MISMATCH in waiting(cluster, ns, "beside"))
-    assert f"or on this host with the handler {GUEST}" in waiting(cluster, ns, "beside")
     cluster.until(
-        "the sandbox is refused",
+        "the pull is rejected", lambda: MISMATCH in waiting_message(cluster, ns, "beside")
+    )
+    assert f"or on this host with the handler {GUEST}" in waiting_message(cluster, ns, "beside")
+    cluster.until(
+        "the sandbox is rejected",
         lambda: "FailedCreatePodSandBox" in dict(events_of(cluster.plane, ns, "legacy")),
     )
-    refused = dict(events_of(cluster.plane, ns, "legacy"))["FailedCreatePodSandBox"]
-    assert f'"{GUEST}" requires hypervisor isolation' in refused
-    assert "neither kvm_intel nor kvm_amd" in refused
-    assert "WINPOD_ALLOW_EMULATION=1" in refused
-    before = checked(cluster, legacy)
+    message = dict(events_of(cluster.plane, ns, "legacy"))["FailedCreatePodSandBox"]
+    assert f'"{GUEST}" requires hypervisor isolation' in message
+    assert "neither kvm_intel nor kvm_amd" in message
+    assert "WINPOD_ALLOW_EMULATION=1" in message
+    before = check(cluster, legacy)
     (on_new,) = (v for v in before["verdicts"] if "new" in v["nodes"])
     assert before["status"] == "cannot-run"
     assert [reason["cause"] for reason in on_new["reasons"]] == ["handler"]
@@ -188,23 +193,23 @@ def test_story_2_on_a_node_that_has_hypervisor_isolation_and_before_it_has(
     cluster.allow_guests()
     assert {GUEST, HYPERVISOR} <= cluster.handlers("new")
     cluster.until_ready(ns, "legacy")
-    told = node(cluster.plane, "new")
-    assert told["metadata"]["labels"][HYPERVISOR_LABEL] == "emulation"
-    assert told["metadata"]["labels"][HYPERV_CAPABILITY_LABEL] == "hyperv"
-    assert condition(told, EMULATED)["status"] == "True"
-    inside = asked(cluster, ns, "legacy")
-    assert f"Microsoft Windows {BUILD_2019}" in inside
-    assert kernel(inside) != platform.release()
+    node_object = node(cluster.plane, "new")
+    assert node_object["metadata"]["labels"][HYPERVISOR_LABEL] == "emulation"
+    assert node_object["metadata"]["labels"][HYPERV_CAPABILITY_LABEL] == "hyperv"
+    assert condition(node_object, EMULATED)["status"] == "True"
+    output = versions(cluster, ns, "legacy")
+    assert f"Microsoft Windows {BUILD_2019}" in output
+    assert kernel_release(output) != platform.release()
     running = cluster.get(ns, "pod", "legacy")
     assert running["metadata"]["annotations"][ACCELERATOR_ANNOTATION] == "emulation"
     assert running["status"]["containerStatuses"][0]["restartCount"] == 0
-    after = checked(cluster, legacy)
+    after = check(cluster, legacy)
     assert (after["status"], after["node"]) == ("runs", "new")
     assert {v["isolation"] for v in after["verdicts"] if v["outcome"] == "runs"} == {"hypervisor"}
     cluster.delete_pods(ns)
 
 
-def test_story_3_one_name_two_handlers_two_images_two_machines(cluster: GuestCluster) -> None:
+def test_story_3_one_name_is_two_images_for_two_handlers(cluster: GuestCluster) -> None:
     ns = "story-3"
     cluster.allow_guests()
     cluster.plane.create_namespace(ns)
@@ -215,9 +220,9 @@ def test_story_3_one_name_two_handlers_two_images_two_machines(cluster: GuestClu
         )
     cluster.until_ready(ns, *builds)
     for name, (_, build) in builds.items():
-        inside = asked(cluster, ns, name)
-        assert f"Microsoft Windows {build}" in inside
-        assert kernel(inside) != platform.release()
+        output = versions(cluster, ns, name)
+        assert f"Microsoft Windows {build}" in output
+        assert kernel_release(output) != platform.release()
     statuses = [cluster.get(ns, "pod", name)["status"]["containerStatuses"][0] for name in builds]
     assert {status["image"] for status in statuses} == {cluster.image}
     assert len(cluster.microvms()) == len(builds)
@@ -225,7 +230,7 @@ def test_story_3_one_name_two_handlers_two_images_two_machines(cluster: GuestClu
     assert cluster.microvms() == []
 
 
-def test_a_handler_carries_a_size_and_what_a_pod_says_itself_goes_before(
+def test_pod_annotations_override_size_of_handler(
     cluster: GuestCluster,
 ) -> None:
     ns, reserve = "sizes", f"{HYPERVISOR}-reserve"
@@ -235,23 +240,23 @@ def test_a_handler_carries_a_size_and_what_a_pod_says_itself_goes_before(
     sized["metadata"]["annotations"] = {VM_PROCESSOR_COUNT: "1"}
     cluster.plane.apply(runtime_class("reserve", reserve, BUILD_2022), sized)
     cluster.until_ready(ns, "sized")
-    said = cluster.exec(ns, "sized", "cmd", "/c", r"type \\?\unix\proc\cpuinfo")
-    assert said.count("processor\t:") == 1
-    (machine,) = cluster.microvms()
-    locked = re.search(r"VmLck:\s+(\d+) kB", Path(f"/proc/{machine}/status").read_text())
+    output = cluster.exec(ns, "sized", "cmd", "/c", r"type \\?\unix\proc\cpuinfo")
+    assert output.count("processor\t:") == 1
+    (pid,) = cluster.microvms()
+    locked = re.search(r"VmLck:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert locked
-    assert int(locked[1]) >= 512 << 10, "of a gibibyte, what large pages cannot be"
+    assert int(locked[1]) >= 512 << 10, "the part of 1 GiB that cannot be huge pages"
     cluster.delete_pods(ns)
 
 
-def test_an_upgrade_moves_a_real_pod_into_a_guest_of_its_old_build(cluster: GuestCluster) -> None:
+def test_upgrade_moves_pod_into_guest_of_old_build(cluster: GuestCluster) -> None:
     ns, plane = "moving", cluster.plane
     cluster.allow_guests()
     plane.create_namespace(ns)
     entering = cluster.machine.entering
     with OperatorProcess(plane, cluster.directory / "operator", "one", before=entering) as process:
         names = {"windows-2019", "windows-2022-hyperv-reserve-2core"}
-        cluster.until("classes are made", lambda: names <= classes(plane).keys())
+        cluster.until("the classes exist", lambda: names <= classes(plane).keys())
         sized = classes(plane)["windows-2022-hyperv-reserve-2core"]
         assert sized["handler"] == f"{HYPERVISOR}-reserve-2core"
         template = {
@@ -267,7 +272,7 @@ def test_an_upgrade_moves_a_real_pod_into_a_guest_of_its_old_build(cluster: Gues
             }
         )
         cluster.until_rolled_out(ns, "deployment/legacy")
-        assert kernel(asked(cluster, ns, "deployment/legacy")) == platform.release()
+        assert kernel_release(versions(cluster, ns, "deployment/legacy")) == platform.release()
         applied = cluster.winpod(
             *("upgrade", "apply", "--from", "2019", "--to", "2022", "--way", "same-class"),
             *("--yes", "--kubeconfig", str(plane.kubeconfig)),
@@ -275,8 +280,8 @@ def test_an_upgrade_moves_a_real_pod_into_a_guest_of_its_old_build(cluster: Gues
         assert applied.returncode == 0, applied.stdout + applied.stderr + process.log.read_text()
     assert classes(plane)["windows-2019"]["handler"] == GUEST
     cluster.until_rolled_out(ns, "deployment/legacy")
-    cluster.until("the old pod is gone", lambda: len(pods(cluster, ns)) == 1)
-    inside = asked(cluster, ns, "deployment/legacy")
-    assert f"Microsoft Windows {BUILD_2019}" in inside
-    assert kernel(inside) != platform.release()
+    cluster.until("the old pod is deleted", lambda: len(pods(cluster, ns)) == 1)
+    output = versions(cluster, ns, "deployment/legacy")
+    assert f"Microsoft Windows {BUILD_2019}" in output
+    assert kernel_release(output) != platform.release()
     cluster.kubectl("delete", "deployment", "legacy", "-n", ns)

@@ -1,7 +1,7 @@
-"""kill -9, all along every call: nothing is lost, doubled, or left half-made.
+"""Crash recovery of the runtime: nothing may be lost, duplicated or left incomplete.
 
-A runtime dies at the first effect of a call, another one at the second, and so on to the last. The
-next one is asked what there is, and what it says must be true.
+The runtime is killed with SIGKILL at each effect of a call, from the first to the last. After every
+restart, its state must match reality.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from winpod.images.base.builder import Base
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-STAYS = 20
+STABLE_POLLS = 20
 CREATED, RUNNING = api.CONTAINER_CREATED, api.CONTAINER_RUNNING
 
 
@@ -62,7 +62,7 @@ async def warm_runtime(base: Base, tmp_path: Path) -> AsyncIterator[RuntimeProce
         yield machine
 
 
-def deaths(
+def kill_during(
     runtime: RuntimeProcess,
     prepare: Callable[[], Awaitable[str]],
     act: Callable[[str], Awaitable[Any]],
@@ -70,32 +70,34 @@ def deaths(
     return runtime_kills.deaths(runtime, prepare, act, lambda total: range(1, total + 1))
 
 
-async def nothing() -> str:
+async def prepare_nothing() -> str:
     return ""
 
 
 async def test_killed_in_run_pod_sandbox(runtime: RuntimeProcess) -> None:
     ports = [api.PortMapping(container_port=80, host_port=8080)]
-    begun = []
-    async for _ in deaths(runtime, nothing, lambda _: runtime.run_pod(port_mappings=ports)):
+    pod_counts = []
+    async for _ in kill_during(
+        runtime, prepare_nothing, lambda _: runtime.run_pod(port_mappings=ports)
+    ):
         pods = await runtime.pods()
-        begun.append(len(pods))
+        pod_counts.append(len(pods))
         assert [pod.state for pod in pods] in ([], [api.SANDBOX_READY])
         await runtime.remove_all()
         assert runtime.leftovers() == {}
-    assert sum(begun) <= len(begun) * 2 / 3
+    assert sum(pod_counts) <= len(pod_counts) * 2 / 3
 
 
-async def test_killed_while_it_boots_the_shell_of_a_pod(runtime: RuntimeProcess) -> None:
-    def until_whole() -> None:
+async def test_killed_while_booting_silo_of_pod(runtime: RuntimeProcess) -> None:
+    def wait_until_booted() -> None:
         while runtime.lives() and not list(runtime.own.glob("sandboxes/*/shell/whole")):
             time.sleep(0.01)
 
-    async def until_booted(_: str) -> None:
+    async def run_booted_pod(_: str) -> None:
         await runtime.run_pod()
-        await asyncio.to_thread(until_whole)
+        await asyncio.to_thread(wait_until_booted)
 
-    async for _ in deaths(runtime, nothing, until_booted):
+    async for _ in kill_during(runtime, prepare_nothing, run_booted_pod):
         for pod in await runtime.pods():
             forget_log(runtime)
             await goes_on(runtime, await runtime.begin(pod.id, "ticks", hex(CODE)))
@@ -104,7 +106,9 @@ async def test_killed_while_it_boots_the_shell_of_a_pod(runtime: RuntimeProcess)
 
 
 async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
-    async for pod in deaths(runtime, runtime.run_pod, lambda pod: runtime.create(pod, "ticks")):
+    async for pod in kill_during(
+        runtime, runtime.run_pod, lambda pod: runtime.create(pod, "ticks")
+    ):
         found = await runtime.containers()
         assert [container.state for container in found] in ([], [CREATED])
         for container in found:
@@ -119,19 +123,21 @@ async def test_killed_in_create_container(runtime: RuntimeProcess) -> None:
 
 async def test_killed_in_start_container(runtime: RuntimeProcess) -> None:
     prepared = Prepared(runtime)
-    async for container in deaths(runtime, prepared.created, prepared.start):
+    async for container in kill_during(runtime, prepared.created, prepared.start):
         await goes_on_once_started(runtime, container)
         await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_container(runtime: RuntimeProcess) -> None:
-    async for container in deaths(runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)):
+    async for container in kill_during(
+        runtime, Prepared(runtime).deaf, lambda c: runtime.stop(c, 1)
+    ):
         await can_be_stopped(runtime, container)
         await all_is_removed(runtime)
 
 
 async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.stop_pod):
+    async for pod in kill_during(runtime, Prepared(runtime).pod, runtime.stop_pod):
         await pod_is_stopped(runtime, pod)
         assert runtime.leftovers("sandboxes", "namespaces", "leases", "links", "processes") == {}
         await all_is_removed(runtime)
@@ -139,7 +145,7 @@ async def test_killed_in_stop_pod_sandbox(runtime: RuntimeProcess) -> None:
 
 async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
     prepared = Prepared(runtime)
-    async for container in deaths(runtime, prepared.started, prepared.remove_to_the_last):
+    async for container in kill_during(runtime, prepared.started, prepared.remove_to_the_last):
         assert len(await runtime.containers()) <= 1
         await runtime.remove(container)
         assert await runtime.containers() == []
@@ -148,13 +154,13 @@ async def test_killed_in_remove_container(runtime: RuntimeProcess) -> None:
 
 
 async def test_killed_in_remove_pod_sandbox(runtime: RuntimeProcess) -> None:
-    async for pod in deaths(runtime, Prepared(runtime).pod, runtime.remove_pod):
+    async for pod in kill_during(runtime, Prepared(runtime).pod, runtime.remove_pod):
         await runtime.remove_pod(pod)
         assert (await runtime.pods(), await runtime.containers()) == ([], [])
         assert runtime.leftovers() == {}
 
 
-async def test_killed_while_shells_are_booted_ahead_of_time(warm_runtime: RuntimeProcess) -> None:
+async def test_killed_while_prebooting_silos(warm_runtime: RuntimeProcess) -> None:
     runtime = warm_runtime
     for number in range(1, 75, 4):
         await runtime.end()
@@ -171,24 +177,24 @@ async def test_killed_while_shells_are_booted_ahead_of_time(warm_runtime: Runtim
     assert runtime.leftovers() == {}
 
 
-async def test_killed_while_it_takes_a_shell_that_waits(warm_runtime: RuntimeProcess) -> None:
+async def test_killed_while_claiming_prebooted_silo(warm_runtime: RuntimeProcess) -> None:
     runtime = warm_runtime
 
-    async def waited() -> str:
+    async def wait_warm() -> str:
         await runtime.until_warm(1)
         return ""
 
     async def act(_: str) -> None:
         await runtime.create(await runtime.run_pod(), "ticks")
 
-    async for _ in deaths(runtime, waited, act):
+    async for _ in kill_during(runtime, wait_warm, act):
         assert len(await runtime.pods()) <= 1
         assert {c.state for c in await runtime.containers()} <= {CREATED}
         await runtime.remove_all()
         assert runtime.leftovers() == {}
 
 
-async def test_containers_that_end_while_nobody_looks_have_their_own_exit_code(
+async def test_container_that_exits_while_runtime_is_stopped_keeps_exit_code(
     runtime: RuntimeProcess,
 ) -> None:
     pod = await runtime.run_pod()
@@ -198,42 +204,42 @@ async def test_containers_that_end_while_nobody_looks_have_their_own_exit_code(
     (runtime.data / "go").touch()
     await runtime.until_said("ended")
     await runtime.start()
-    seen = await runtime.until_exited(container)
-    assert (seen.exit_code & 0xFFFFFFFF, seen.reason) == (CODE, "Error")
-    assert seen.started_at < seen.finished_at
+    status = await runtime.until_exited(container)
+    assert (status.exit_code & 0xFFFFFFFF, status.reason) == (CODE, "Error")
+    assert status.started_at < status.finished_at
 
 
-def pid_of(runtime: RuntimeProcess, container: str, what: str) -> int:
-    """conmon, wproxy and init by the files they left; wineserver as the init's descendant."""
+def process_id(runtime: RuntimeProcess, container: str, process: str) -> int:
+    """Return the PID from a PID file, or by name for wineserver and wagent.exe."""
     folder = runtime.folder_of(container)
     files = {
         "conmon": "conmon.pid",
         "wproxy": "program.pid",
         "winit": "shell/shell.pid",
     }
-    if what in files:
-        return int((folder / files[what]).read_text())
-    words = (line.split() for line in runtime.processes())
-    return next(int(line[0]) for line in words if line[1].endswith(what) and container in line[-1])
+    if process in files:
+        return int((folder / files[process]).read_text())
+    rows = (row.split() for row in runtime.processes())
+    return next(int(row[0]) for row in rows if row[1].endswith(process) and container in row[-1])
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["watched", "while nobody looks"])
-@pytest.mark.parametrize("what", ["conmon", "wproxy", "wineserver", "winit", "wagent.exe"])
-async def test_a_container_that_loses_a_process_of_its_own_ends_and_can_be_removed(
-    runtime: RuntimeProcess, what: str, away: bool
+@pytest.mark.parametrize("while_stopped", [False, True], ids=["runtime running", "runtime stopped"])
+@pytest.mark.parametrize("process", ["conmon", "wproxy", "wineserver", "winit", "wagent.exe"])
+async def test_container_exits_when_one_of_its_processes_is_killed(
+    runtime: RuntimeProcess, process: str, while_stopped: bool
 ) -> None:
     pod = await runtime.run_pod()
     container = await runtime.begin(pod, "ticks", hex(CODE))
     await runtime.until_said("tick 3\n")
-    pid = pid_of(runtime, container, what)
-    if away:
+    pid = process_id(runtime, container, process)
+    if while_stopped:
         await runtime.end()
     os.kill(pid, signal.SIGKILL)
-    if away:
+    if while_stopped:
         await runtime.start()
-    seen = await runtime.until_exited(container)
-    assert seen.exit_code != 0
-    assert (seen.exit_code, seen.reason) in {(255, "Unknown"), (137, "Error")}
+    status = await runtime.until_exited(container)
+    assert status.exit_code != 0
+    assert (status.exit_code, status.reason) in {(255, "Unknown"), (137, "Error")}
     assert runtime.leftovers("processes") == {}
     other = await runtime.begin(pod, "sleep", name="other")
     assert (await runtime.status(other)).state == RUNNING
@@ -242,7 +248,7 @@ async def test_a_container_that_loses_a_process_of_its_own_ends_and_can_be_remov
     assert runtime.leftovers() == {}
 
 
-async def test_killed_while_it_finds_everything_again(runtime: RuntimeProcess) -> None:
+async def test_killed_during_recovery(runtime: RuntimeProcess) -> None:
     kept = await runtime.begin(await runtime.run_pod("kept"), "ticks", hex(CODE))
     for number in range(1, 40, 3):
         pod = await runtime.run_pod(f"gone-{number}")
@@ -260,37 +266,39 @@ async def test_killed_while_it_finds_everything_again(runtime: RuntimeProcess) -
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.05, 0.1, 0.2, 0.4])
-async def test_a_client_that_goes_away_leaves_nothing_half_made(
+async def test_cancelled_calls_leave_nothing_incomplete(
     runtime: RuntimeProcess, seconds: float
 ) -> None:
-    async def cut_short(request: Any) -> Any:
+    async def call_and_cancel(request: Any) -> Any:
         with contextlib.suppress(TimeoutError, WinpodError):
             return await asyncio.wait_for(runtime.call(request), seconds)
         return None
 
     pod = await runtime.run_pod()
-    made = await cut_short(runtime.container_request(pod, "ticks", hex(CODE)))
-    container = made.container_id if made else await made_or_anew(runtime, pod)
-    await cut_short(api.StartContainerRequest(container_id=container))
+    created = await call_and_cancel(runtime.container_request(pod, "ticks", hex(CODE)))
+    container = created.container_id if created else await find_or_create(runtime, pod)
+    await call_and_cancel(api.StartContainerRequest(container_id=container))
     if (await runtime.status(container)).state == CREATED:
-        with contextlib.suppress(WinpodError):  # the first may just have come to its end
+        with contextlib.suppress(WinpodError):  # the cancelled call may complete just now
             await runtime.call(api.StartContainerRequest(container_id=container))
     await goes_on(runtime, container)
-    await cut_short(api.RemoveContainerRequest(container_id=container))
-    await cut_short(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+    await call_and_cancel(api.RemoveContainerRequest(container_id=container))
+    await call_and_cancel(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
     await runtime.remove_pod(pod)
     assert runtime.leftovers() == {}
 
 
-async def made_or_anew(runtime: RuntimeProcess, pod: str) -> str:
-    """One that was cut short is taken away as nobody's, and another has its name; or it was whole
-    before the runtime heard of it, and stays."""
-    deadline, looks = time.monotonic() + PATIENCE, 0
-    while looks < STAYS:
+async def find_or_create(runtime: RuntimeProcess, pod: str) -> str:
+    """Create the container again, or find it if the cancelled call had completed.
+
+    An incomplete container is removed, which frees its name; a completed one stays.
+    """
+    deadline, polls = time.monotonic() + PATIENCE, 0
+    while polls < STABLE_POLLS:
         with contextlib.suppress(WinpodError):
             return await runtime.create(pod, "ticks", hex(CODE))
         states = [found.state for found in await runtime.containers()]
-        assert time.monotonic() < deadline, f"the name is never free: {states}"
-        looks = looks + 1 if states == [CREATED] else 0
+        assert time.monotonic() < deadline, f"the name was not released: {states}"
+        polls = polls + 1 if states == [CREATED] else 0
         await asyncio.sleep(0.05)
     return str((await runtime.containers())[0].id)

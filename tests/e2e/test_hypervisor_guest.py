@@ -1,7 +1,7 @@
-"""What a container can do to its guest and to its pod, tried from inside, and what it leaves there.
+"""Isolation of containers from their guest, probed from inside the container.
 
-docs/security.md says it in words. What guests are asked directly, they are asked while no runtime
-has the only connection to them.
+docs/security.md describes the guarantees. The runtime is stopped for direct requests to a guest,
+because only one client can connect.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MANY = 3
 
 @dataclass(frozen=True)
 class Pod:
-    """Of two containers, the second in a shell that was booted for it."""
+    """A pod with two containers; the silo of the second was booted on demand."""
 
     winpod: Winpod
     image: api.ImageSpec
@@ -45,40 +45,40 @@ class Pod:
     user: str
 
     @property
-    def machine(self) -> Path:
+    def vm(self) -> Path:
         return self.winpod.root / f"runtime/sandboxes/{self.sandbox}/vm"
 
     def begin(self, name: str, user: str = "") -> str:
         context = api.WindowsContainerSecurityContext(run_as_username=user)
         data = api.Mount(host_path=f"{self.folder}/data", container_path="C:\\data")
-        one = api.Mount(host_path=f"{self.folder}/one.txt", container_path="C:\\one.txt")
+        file = api.Mount(host_path=f"{self.folder}/one.txt", container_path="C:\\one.txt")
         return begin(
             *(self.winpod, self.image, self.sandbox, name, ["cmd", "/c", WAITS]),
             windows=api.WindowsContainerConfig(security_context=context),
-            mounts=[data, one],
+            mounts=[data, file],
         )
 
-    def tried(self, container: str, *words: str) -> Tried:
+    def probe(self, container: str, *arguments: str) -> Tried:
         result = self.folder / "data/probe.txt"
         result.unlink(missing_ok=True)
-        self.winpod("exec", container, "start", "/unix", "/prefix/drive_c/data/probe", *words)
+        self.winpod("exec", container, "start", "/unix", "/prefix/drive_c/data/probe", *arguments)
         return Tried(eventually(lambda: read(result), lambda text: text.endswith("done 0\n")))
 
-    def answers(self, *questions: Sequence[str]) -> list[bytes]:
-        return ask(self.winpod, self.machine, *questions)
+    def guest_requests(self, *requests: Sequence[str]) -> list[bytes]:
+        return send_requests(self.winpod, self.vm, *requests)
 
 
-def ask(winpod: Winpod, machine: Path, *questions: Sequence[str]) -> list[bytes]:
+def send_requests(winpod: Winpod, vm: Path, *requests: Sequence[str]) -> list[bytes]:
     winpod.end_runtime()
 
-    async def each() -> list[bytes]:
-        guest = GuestClient(machine / "control")
+    async def send() -> list[bytes]:
+        guest = GuestClient(vm / "control")
         try:
-            return [await guest.request(*words) for words in questions]
+            return [await guest.request(*request) for request in requests]
         finally:
             guest.close()
 
-    return asyncio.run(each())
+    return asyncio.run(send())
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def pod(winpod: Winpod, image: str) -> Iterator[Pod]:
         call(winpod, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
 
 
-def test_the_guests_kernel_refuses_what_no_windows_program_needs(pod: Pod) -> None:
+def test_guest_kernel_denies_privileged_system_calls(pod: Pod) -> None:
     for container in (pod.administrator, pod.user):
-        found = pod.tried(container).errors
+        found = pod.probe(container).errors
         assert (found["capabilities"], found["no-new-privileges"], found["seccomp"]) == (0, 1, 2)
         assert {name: found[name] for name in NOT_PERMITTED} == dict.fromkeys(
             NOT_PERMITTED, errno.EPERM
@@ -114,43 +114,43 @@ def test_the_guests_kernel_refuses_what_no_windows_program_needs(pod: Pod) -> No
         assert found["clone3"] == errno.ENOSYS
 
 
-def test_a_container_has_no_device_of_its_guest(pod: Pod) -> None:
-    reached = ("/dev/vda", "/dev/ttyS0", "/dev/mem", "/dev/kmsg")
+def test_container_has_no_guest_devices(pod: Pod) -> None:
+    paths = ("/dev/vda", "/dev/ttyS0", "/dev/mem", "/dev/kmsg")
     for container in (pod.administrator, pod.user):
-        found = pod.tried(container, *(f"r{path}" for path in reached))
+        found = pod.probe(container, *(f"r{path}" for path in paths))
         assert found.named("device") == DEVICES
-        assert {found.errors[f"read:{path}"] for path in reached} == {errno.ENOENT}
+        assert {found.errors[f"read:{path}"] for path in paths} == {errno.ENOENT}
 
 
-def test_a_container_changes_nothing_of_its_guest(pod: Pod) -> None:
+def test_guest_is_read_only_for_containers(pod: Pod) -> None:
     kernel = ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches")
-    places = (*kernel, "/winpod/wagent.exe", "/winpod/new", "/usr/lib/new", "/new")
-    found = pod.tried(pod.administrator, *(f"w{path}" for path in places))
-    assert {found.errors[f"write:{path}"] for path in places} == {errno.EROFS}
+    paths = (*kernel, "/winpod/wagent.exe", "/winpod/new", "/usr/lib/new", "/new")
+    found = pod.probe(pod.administrator, *(f"w{path}" for path in paths))
+    assert {found.errors[f"write:{path}"] for path in paths} == {errno.EROFS}
     assert found.named("root").isdisjoint({"drives", "volumes", "registry", "modules", "init"})
-    told = pod.winpod("exec", pod.administrator, "cmd", "/c", r"type \\?\unix\proc\1\mountinfo")
-    mounted = {row.split()[4]: row.split()[5] for row in told.stdout.splitlines()}
+    output = pod.winpod("exec", pod.administrator, "cmd", "/c", r"type \\?\unix\proc\1\mountinfo")
+    mounted = {row.split()[4]: row.split()[5] for row in output.stdout.splitlines()}
     assert all(mounted[path].startswith("ro") for path in READONLY_PATHS)
     assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/acpi"} <= {*mounted} & {
         *MASKED_PATHS
     }
-    for place, options in mounted.items():
-        assert "nosuid" in options or place == "/", place
+    for mount_point, options in mounted.items():
+        assert "nosuid" in options or mount_point == "/", mount_point
 
 
-def test_containers_that_go_leave_nothing_in_their_guest_nor_on_the_machine(pod: Pod) -> None:
+def test_removed_containers_leave_nothing_in_guest_or_on_host(pod: Pod) -> None:
     groups = ("read", "/sys/fs/cgroup/cgroup.stat")
-    mounted = ("read", "/proc/1/mountinfo")
-    before = pod.answers(groups, mounted)
+    mounts = ("read", "/proc/1/mountinfo")
+    before = pod.guest_requests(groups, mounts)
     assert pod.winpod("ps").returncode == 0
-    gone = [pod.begin(f"one-of-{number}") for number in range(MANY)]
-    for container in gone:
+    removed = [pod.begin(f"one-of-{number}") for number in range(MANY)]
+    for container in removed:
         call(pod.winpod, api.RemoveContainerRequest(container_id=container))
-    eventually(lambda: _left(pod, gone), not_)
-    after = pod.answers(groups, mounted)
+    eventually(lambda: _leftovers(pod, removed), not_)
+    after = pod.guest_requests(groups, mounts)
     assert _descendants(after[0]) == _descendants(before[0])
     assert len(after[1].splitlines()) == len(before[1].splitlines()), after[1].decode()
-    for container in gone:
+    for container in removed:
         assert container not in after[1].decode()
 
 
@@ -158,46 +158,48 @@ def _descendants(stat: bytes) -> bytes:
     return next(row for row in stat.splitlines() if row.startswith(b"nr_descendants"))
 
 
-def _left(pod: Pod, containers: Sequence[str]) -> list[str]:
-    """Of containers, on the machine: their files, mounts, and disks that somebody still has."""
+def _leftovers(pod: Pod, containers: Sequence[str]) -> list[str]:
+    """Return files, mounts and loop devices of these containers on the host."""
     loops = subprocess.run(["losetup", "-l", "-n", "-O", "BACK-FILE"], capture_output=True)
     rows = [*loops.stdout.decode().splitlines(), *Path("/proc/mounts").read_text().splitlines()]
-    rows += map(str, pod.machine.glob("*/*"))
+    rows += map(str, pod.vm.glob("*/*"))
     return [row for row in rows if any(container in row for container in containers)]
 
 
-def test_of_what_a_guest_says_on_its_console_only_the_last_is_kept(pod: Pod) -> None:
-    pod.answers(*[("write", "/dev/ttyS0", f"{number}:{'x' * 4000}\n") for number in range(40)])
+def test_guest_console_output_is_bounded(pod: Pod) -> None:
+    pod.guest_requests(
+        *[("write", "/dev/ttyS0", f"{number}:{'x' * 4000}\n") for number in range(40)]
+    )
 
-    async def last() -> str:
-        async with QmpClient(pod.machine / "qmp") as qmp:
+    async def read_console() -> str:
+        async with QmpClient(pod.vm / "qmp") as qmp:
             return str(await qmp.execute("ringbuf-read", device=CONSOLE, size=1 << 17))
 
-    said = asyncio.run(last())
-    assert len(said) <= 1 << 16
-    assert "39:x" in said
-    files = [file for file in pod.machine.iterdir() if file.is_file()]
+    console = asyncio.run(read_console())
+    assert len(console) <= 1 << 16
+    assert "39:x" in console
+    files = [file for file in pod.vm.iterdir() if file.is_file()]
     assert files
     assert not any("xxxx" in read(file) for file in files)
-    assert not (pod.machine / CONSOLE).exists()
+    assert not (pod.vm / CONSOLE).exists()
 
 
-def test_clones_have_numbers_addresses_and_a_clock_of_their_own(pod: Pod) -> None:
+def test_clones_have_own_random_state_addresses_and_clock(pod: Pod) -> None:
     options = ("-d", "--name", "clone", "--isolation", "hypervisor")
     name = f"oci:{pod.winpod.home}/images:old"
-    began = pod.winpod("run", *options, name, "cmd", "/c", WAITS)
-    assert began.returncode == 0, began.stderr
-    all_of_them = list(pod.winpod.root.glob("runtime/sandboxes/*/vm"))
-    assert len(all_of_them) == 2
+    started = pod.winpod("run", *options, name, "cmd", "/c", WAITS)
+    assert started.returncode == 0, started.stderr
+    vms = list(pod.winpod.root.glob("runtime/sandboxes/*/vm"))
+    assert len(vms) == 2
     random = ("read", "/dev/urandom", "32")
     address = ("read", "/sys/class/net/eth0/address")
     clock = (("read", "/proc/stat"), ("read", "/proc/uptime"))
     numbers, addresses = set(), set()
-    for machine in all_of_them:
+    for vm in vms:
         before = time.time()
-        number, mac, stat, uptime = ask(pod.winpod, machine, random, address, *clock)
-        began_at = next(row for row in stat.decode().splitlines() if row.startswith("btime"))
-        now = int(began_at.split()[1]) + float(uptime.split()[0])
+        number, mac, stat, uptime = send_requests(pod.winpod, vm, random, address, *clock)
+        boot_time = next(row for row in stat.decode().splitlines() if row.startswith("btime"))
+        now = int(boot_time.split()[1]) + float(uptime.split()[0])
         assert before - 2 <= now <= time.time() + 2
         numbers.add(number)
         addresses.add(mac)

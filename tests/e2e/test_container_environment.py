@@ -1,4 +1,4 @@
-"""What a Windows program finds around it: Windows, names, users, mounts, and a disk."""
+"""Environment of a Windows program in a container: build, names, users, mounts and disk."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ VERSION = "HKLM\\Software\\Microsoft\\Windows NT\\CurrentVersion"
 
 @pytest.fixture(params=(0, 1), ids=("cold", "warm"))
 async def node(base: Base, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """Everything holds whether a shell waited for the container or not."""
+    """Run a node with and without a silo that was booted in advance."""
     node = Node(tmp_path, base, request.param, host="2025")
     yield node
     async with node as client:
@@ -45,96 +45,94 @@ async def node(base: Base, tmp_path: Path, request: pytest.FixtureRequest) -> As
             await client.call("RemovePodSandbox", request_)
 
 
-async def one(
+async def run_in_cmd(
     node: Node, client: CriClient, home: Path, registry: str, line: str, **more: Any
 ) -> str:
-    """What a command line of cmd prints in a container of its own."""
+    """Run a command line of cmd in a new container; return its stdout."""
     await node.until_warm()
     image = await pulled(client, home, registry)
     _, log = await run(client, image, node.root, "cmd", "/c", line, **more)
     return said(log, "stdout")
 
 
-async def test_windows_is_the_images_build_and_not_the_hosts(
-    node: Node, home: Path, registry: str
-) -> None:
+async def test_container_sees_build_of_image(node: Node, home: Path, registry: str) -> None:
     async with node as client:
         await node.until_warm()
         image = await pulled(client, home, registry)
         _, log = await run(client, image, node.root, "reg", "query", VERSION)
-        assert "10.0.20348" in await one(node, client, home, registry, "ver", name="b")
-    words = [line.split(None, 2) for line in said(log, "stdout").splitlines()]
-    values = {line[0]: line[2] for line in words if len(line) == 3}
+        assert "10.0.20348" in await run_in_cmd(node, client, home, registry, "ver", name="b")
+    fields = [line.split(None, 2) for line in said(log, "stdout").splitlines()]
+    values = {line[0]: line[2] for line in fields if len(line) == 3}
     assert values["CurrentBuildNumber"] == "20348"
     assert int(values["UBR"], 16) == 2113
     assert values["ProductName"] == "Windows Server 2022 Datacenter"
 
 
-async def test_a_shell_that_waited_gets_the_registry_of_the_image(
-    base: Base, tmp_path: Path
-) -> None:
-    """Values, keys that go, and the environment that programs start with."""
+async def test_prebooted_silo_gets_registry_of_image(base: Base, tmp_path: Path) -> None:
+    """Check values and the environment of new programs."""
     environment = r"ControlSet001\Control\Session Manager\Environment"
-    one = layer(
+    image_layer = layer(
         tmp_path / "layer",
         System_Delta={environment: {"FROM_IMAGE": RegistryValue.text("yes")}},
         Software_Delta={r"Vendor\Tool": {"Level": RegistryValue.dword(7)}},
     )
     host, build = parse_build("2025"), parse_build("10.0.20348.1")
-    shells = SiloPool(tmp_path / "root", base, host, 1)
+    pool = SiloPool(tmp_path / "root", base, host, 1)
     try:
-        room = await shells.boot(tmp_path / "root/containers/a/shell")
-        await change_registry(room.agent, registry_changes(base.prefix, host, build, (one,)))
-        told = await room.agent.run(Program("cmd /c echo %FROM_IMAGE% & ver"))
-        asked = await room.agent.run(Program(r"reg query HKLM\Software\Vendor\Tool"))
+        silo = await pool.boot(tmp_path / "root/containers/a/shell")
+        await change_registry(
+            silo.agent, registry_changes(base.prefix, host, build, (image_layer,))
+        )
+        result = await silo.agent.run(Program("cmd /c echo %FROM_IMAGE% & ver"))
+        query = await silo.agent.run(Program(r"reg query HKLM\Software\Vendor\Tool"))
     finally:
-        await shells.destroy(tmp_path / "root/containers/a/shell")
-        await shells.stop()
-    assert b"yes" in told.output
-    assert b"10.0.20348" in told.output
-    assert b"0x7" in asked.output
+        await pool.destroy(tmp_path / "root/containers/a/shell")
+        await pool.stop()
+    assert b"yes" in result.output
+    assert b"10.0.20348" in result.output
+    assert b"0x7" in query.output
 
 
-async def test_no_more_shells_boot_at_once_than_two_for_each_processor(
+async def test_concurrent_boots_are_limited_to_two_per_processor(
     base: Base, tmp_path: Path
 ) -> None:
-    shells, most = SiloPool(tmp_path / "root", base, parse_build("2025")), 2 * (os.cpu_count() or 1)
-    places = [tmp_path / f"root/containers/{number}/shell" for number in range(most + 2)]
-    boots = [asyncio.create_task(shells.boot(place)) for place in places]
-    under_way = set()
+    pool, limit = SiloPool(tmp_path / "root", base, parse_build("2025")), 2 * (os.cpu_count() or 1)
+    directories = [tmp_path / f"root/containers/{number}/shell" for number in range(limit + 2)]
+    boots = [asyncio.create_task(pool.boot(directory)) for directory in directories]
+    in_progress = set()
     while not all(boot.done() for boot in boots):
-        begun, ended = sum(map(Path.exists, places)), sum(boot.done() for boot in boots)
-        under_way.add(begun - ended)
+        started, done = sum(map(Path.exists, directories)), sum(boot.done() for boot in boots)
+        in_progress.add(started - done)
         await asyncio.sleep(0.01)
-    rooms = [boot.result() for boot in boots]
-    are_up = [room.pid is not None for room in rooms]
-    for place in places:
-        await shells.destroy(place)
-    assert all(are_up)
-    assert max(under_way) == most
+    silos = [boot.result() for boot in boots]
+    running = [silo.pid is not None for silo in silos]
+    for directory in directories:
+        await pool.destroy(directory)
+    assert all(running)
+    assert max(in_progress) == limit
 
 
-async def test_the_computer_is_named_as_the_pod(node: Node, home: Path, registry: str) -> None:
+async def test_computer_name_is_pod_hostname(node: Node, home: Path, registry: str) -> None:
     async with node as client:
         line = "hostname & echo %COMPUTERNAME%"
-        out = await one(node, client, home, registry, line, name="a-rather-long-name")
-    assert out.split() == ["A-RATHER-LONG-N", "A-RATHER-LONG-N"]
+        output = await run_in_cmd(node, client, home, registry, line, name="a-rather-long-name")
+    assert output.split() == ["A-RATHER-LONG-N", "A-RATHER-LONG-N"]
 
 
-async def test_names_are_found_in_the_hosts_file_of_windows(
+async def test_names_resolve_with_hosts_file(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.9.8.7 db.example db\n")
     mount = api.Mount(host_path=f"{tmp_path}/hosts", container_path=HOSTS)
     async with node as client:
         line = f"type {HOSTS} & ping -n 1 db.example"
-        out = await one(node, client, home, registry, line, mounts=[mount])
-    assert "127.9.8.7 db.example db" in out
-    assert "[127.9.8.7]" in out
+        output = await run_in_cmd(node, client, home, registry, line, mounts=[mount])
+    assert "127.9.8.7 db.example db" in output
+    assert "[127.9.8.7]" in output
 
 
-def answer(question: bytes, address: str) -> bytes:
-    """The answer of a name server: every name of four labels has the address, no other is known."""
+def dns_answer(question: bytes, address: str) -> bytes:
+    """Return a DNS response that knows only web.default.cluster.local."""
     head, rest = question[:12], question[12:]
     end = rest.index(b"\0") + 1
     name, kind = rest[:end], struct.unpack(">H", rest[end : end + 2])[0]
@@ -145,7 +143,7 @@ def answer(question: bytes, address: str) -> bytes:
     return head[:2] + counts + rest[: end + 4] + (record if known else b"")
 
 
-async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
+async def test_names_resolve_with_pod_dns_and_search_domains(
     node: Node, home: Path, registry: str
 ) -> None:
     async with node as client:
@@ -165,9 +163,9 @@ async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
 
         async def serve() -> None:
             while True:
-                question, asker = await loop.sock_recvfrom(server, 512)
+                question, address = await loop.sock_recvfrom(server, 512)
                 questions.append(question)
-                await loop.sock_sendto(server, answer(question, "127.5.5.5"), asker)
+                await loop.sock_sendto(server, dns_answer(question, "127.5.5.5"), address)
 
         serving = asyncio.create_task(serve())
         try:
@@ -179,10 +177,10 @@ async def test_names_are_asked_of_the_pods_name_server_with_its_search_domains(
             serving.cancel()
             server.close()
     assert "[127.5.5.5]" in said((node.root / "l/a").read_text(), "stdout")
-    assert all(b"\x03web" in question for question in questions), "a boot asks nobody"
+    assert all(b"\x03web" in question for question in questions), "the boot sends no queries"
 
 
-async def test_container_user_is_its_own_and_cannot_write_the_administrators_files(
+async def test_container_user_cannot_write_administrator_files(
     node: Node, home: Path, registry: str
 ) -> None:
     security = api.WindowsContainerSecurityContext(run_as_username="ContainerUser")
@@ -192,13 +190,13 @@ async def test_container_user_is_its_own_and_cannot_write_the_administrators_fil
         " & echo theirs>C:\\Windows\\a.txt || echo refused"
     )
     async with node as client:
-        out = await one(node, client, home, registry, line, windows=windows)
-    assert "ContainerUser C:\\Users\\ContainerUser" in out
-    assert "wrote mine" in out
-    assert "refused" in out
+        output = await run_in_cmd(node, client, home, registry, line, windows=windows)
+    assert "ContainerUser C:\\Users\\ContainerUser" in output
+    assert "wrote mine" in output
+    assert "refused" in output
 
 
-async def test_a_read_only_mount_is_read_and_not_written(
+async def test_read_only_mount_is_not_writable(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -209,12 +207,12 @@ async def test_a_read_only_mount_is_read_and_not_written(
     ]
     line = "type C:\\data\\a.txt & echo x>C:\\data\\b.txt & echo x>C:\\one.txt & type C:\\one.txt"
     async with node as client:
-        out = await one(node, client, home, registry, line, mounts=mounts)
-    assert out.count("as it was") == 2
+        output = await run_in_cmd(node, client, home, registry, line, mounts=mounts)
+    assert output.count("as it was") == 2
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["a.txt"]
 
 
-async def test_what_a_container_writes_to_a_mount_belongs_to_the_mounts_owner(
+async def test_files_written_to_mount_belong_to_its_owner(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -226,13 +224,13 @@ async def test_what_a_container_writes_to_a_mount_belongs_to_the_mounts_owner(
     ]
     line = "echo kept>C:\\data\\a.txt & echo because>C:\\dev\\termination-log"
     async with node as client:
-        await one(node, client, home, registry, line, mounts=mounts)
+        await run_in_cmd(node, client, home, registry, line, mounts=mounts)
     assert (tmp_path / "data/a.txt").read_text().strip() == "kept"
     assert (tmp_path / "data/a.txt").stat().st_uid == os.getuid()
     assert message.read_text().strip() == "because"
 
 
-async def test_an_image_is_mounted_as_a_volume_whole_or_in_part(
+async def test_image_volume_is_mounted_with_and_without_sub_path(
     node: Node, home: Path, registry: str
 ) -> None:
     async with node as client:
@@ -247,18 +245,18 @@ async def test_an_image_is_mounted_as_a_volume_whole_or_in_part(
             ),
         ]
         line = "type C:\\whole\\app.txt & type C:\\part.txt & echo x>C:\\whole\\x || echo refused"
-        out = await one(node, client, home, registry, line, mounts=mounts)
+        output = await run_in_cmd(node, client, home, registry, line, mounts=mounts)
         missing = api.Mount(container_path="C:\\x", image=api.ImageSpec(image="none:1"))
         with pytest.raises(RemoteError, match="ImageVolumeMountFailed"):
-            await one(node, client, home, registry, "ver", name="b", mounts=[missing])
-    assert out.startswith("appapp")
-    assert "refused" in out
+            await run_in_cmd(node, client, home, registry, "ver", name="b", mounts=[missing])
+    assert output.startswith("appapp")
+    assert "refused" in output
 
 
-async def test_a_link_of_the_image_leads_no_mount_out_of_the_drive(
+async def test_mount_through_symlink_cannot_leave_drive(
     node: Node, home: Path, registry: str, tmp_path: Path
 ) -> None:
-    """A mount point is made where the container would find it, whatever the image's links say."""
+    """Mount points are created inside the drive, regardless of symlinks."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume/link").symlink_to(tmp_path / "outside")
@@ -268,19 +266,17 @@ async def test_a_link_of_the_image_leads_no_mount_out_of_the_drive(
     ]
     async with node as client:
         with pytest.raises((RemoteError, TimeoutError)):
-            await one(node, client, home, registry, "ver", mounts=mounts)
+            await run_in_cmd(node, client, home, registry, "ver", mounts=mounts)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-async def test_the_disk_has_the_size_that_was_asked_for(
-    node: Node, home: Path, registry: str
-) -> None:
+async def test_scratch_disk_has_requested_size(node: Node, home: Path, registry: str) -> None:
     resources = api.WindowsContainerResources(rootfs_size_in_bytes=32 << 20)
     windows = api.WindowsContainerConfig(resources=resources)
     line = "for /L %i in (1,1,8) do copy C:\\windows\\system32\\shell32.dll C:\\big%i.dll >nul"
     async with node as client:
-        await one(node, client, home, registry, line, windows=windows)
-        await one(node, client, home, registry, line, name="b")
+        await run_in_cmd(node, client, home, registry, line, windows=windows)
+        await run_in_cmd(node, client, home, registry, line, name="b")
         disks = [path / "shell/disk/upper" for path in node.root.glob("containers/*")]
         written = sorted(sum(p.stat().st_size for p in disk.glob("big*")) for disk in disks)
     one_copy = (node.base.drive_c / "windows/system32/shell32.dll").stat().st_size
@@ -293,10 +289,10 @@ def writer() -> Path:
     return windows_programs.go_program(name="writer")
 
 
-async def test_a_disk_is_not_written_faster_than_its_limit(
+async def test_disk_bandwidth_limit_is_enforced(
     writer: Path, node: Node, home: Path, registry: str
 ) -> None:
-    """8 MB at 4 MB a second, by the writer's own clock; how much slower it is, is no promise."""
+    """Write 8 MB at 4 MB/s, measured by the writer; only the minimum is checked."""
     limit = {"io.microsoft.container.storage.qos.bandwidthmaximum": str(4 << 20)}
     (home / "content").mkdir()
     shutil.copy(writer, home / "content/writer.exe")
@@ -305,6 +301,6 @@ async def test_a_disk_is_not_written_faster_than_its_limit(
         await node.until_warm()
         image = await pulled(client, home, registry)
         _, log = await run(client, image, node.root, *command, annotations=limit)
-    words, _, milliseconds = said(log, "stdout").strip().partition(": ")
-    assert words == "milliseconds"
+    label, _, milliseconds = said(log, "stdout").strip().partition(": ")
+    assert label == "milliseconds"
     assert int(milliseconds) > 0.8 * 2000
