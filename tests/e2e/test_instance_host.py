@@ -1,6 +1,6 @@
-"""What the Windows host of the instance tests promises: it is as Windows Server where it matters.
+"""The Windows host of the instance tests behaves like Windows Server where it matters.
 
-What is asked here is asked of Windows' documentation, not of winpod.
+The expected behaviour is taken from the Windows documentation, not from winpod.
 """
 
 import hashlib
@@ -30,30 +30,32 @@ def host(tmp_path_factory: pytest.TempPathFactory, base: Base) -> Iterator[Windo
 
 
 def sftp(host: WindowsHost, *commands: str) -> subprocess.CompletedProcess[str]:
-    words = ["sftp", "-b", "-", *host.ssh_options(), f"{host.user}@{host.address}"]
-    text = "".join(f"{command}\n" for command in commands)
-    return subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    command_line = ["sftp", "-b", "-", *host.ssh_options(), f"{host.user}@{host.address}"]
+    batch = "".join(f"{command}\n" for command in commands)
+    return subprocess.run(command_line, input=batch, capture_output=True, text=True, check=False)
 
 
-def service_of(host: WindowsHost, name: str, *, start: str = "demand", depend: str = "") -> str:
+def create_service(host: WindowsHost, name: str, *, start: str = "demand", depend: str = "") -> str:
     path = rf"C:\test\{name}.exe"
     host.put(programs.stand_in("service"), path)
-    needs = f" depend= {depend}" if depend else ""
-    host.done(f'sc create {name} binPath= "{path} --name \\"{name} one\\"" start= {start}{needs}')
+    dependencies = f" depend= {depend}" if depend else ""
+    host.done(
+        f'sc create {name} binPath= "{path} --name \\"{name} one\\"" start= {start}{dependencies}'
+    )
     return path
 
 
-def test_cmd_answers_with_the_build_it_was_made_of_and_keeps_quotes(host: WindowsHost) -> None:
+def test_cmd_reports_the_configured_build_and_keeps_quotes(host: WindowsHost) -> None:
     assert "10.0.20348" in host.done("ver")
     assert host.done('echo "a  b"').strip() == '"a  b"'
     found = host.done(r'reg query "HKLM\SOFTWARE\Microsoft\Windows NT\CurrentVersion"')
     assert "Windows Server 2022" in found
 
 
-def test_the_service_manager_keeps_what_sc_tells_it_where_windows_keeps_it(
+def test_sc_stores_services_in_the_registry_as_windows_does(
     host: WindowsHost,
 ) -> None:
-    service_of(host, "kept", depend="one/two")
+    create_service(host, "kept", depend="one/two")
     host.done("sc failure kept reset= 300 actions= restart/10000/restart/20000")
     host.done('sc description kept "Some words"')
     found = host.done(r"reg query HKLM\SYSTEM\CurrentControlSet\Services\kept")
@@ -68,11 +70,11 @@ def test_the_service_manager_keeps_what_sc_tells_it_where_windows_keeps_it(
     assert "FAILED 1060" in host.run("sc query kept").out
 
 
-def test_a_service_brings_what_it_needs_and_what_is_needed_is_not_stopped(
+def test_service_starts_its_dependencies_which_cannot_be_stopped(
     host: WindowsHost,
 ) -> None:
-    service_of(host, "below")
-    service_of(host, "above", depend="below")
+    create_service(host, "below")
+    create_service(host, "above", depend="below")
     host.start("above")
     assert host.services("below") == {"below": "running"}
     assert "FAILED 1051" in host.run("sc stop below").out
@@ -81,8 +83,8 @@ def test_a_service_brings_what_it_needs_and_what_is_needed_is_not_stopped(
         host.done(f"sc delete {name}")
 
 
-def test_a_running_program_is_neither_deleted_nor_replaced(host: WindowsHost) -> None:
-    path = service_of(host, "locked")
+def test_running_program_cannot_be_deleted_or_replaced(host: WindowsHost) -> None:
+    path = create_service(host, "locked")
     host.start("locked")
     before = host.path(path).read_bytes()
     host.run(rf"del {path}")
@@ -95,7 +97,7 @@ def test_a_running_program_is_neither_deleted_nor_replaced(host: WindowsHost) ->
     assert not host.path(path).exists()
 
 
-def test_an_open_file_is_locked_and_certutil_says_so(host: WindowsHost) -> None:
+def test_open_file_is_locked_and_certutil_reports_it(host: WindowsHost) -> None:
     host.path(r"C:\held.txt").write_text("content")
     with host.held(r"C:\held.txt"):
         assert "0x80070020" in host.run(r"certutil -hashfile C:\held.txt SHA256").out
@@ -104,7 +106,7 @@ def test_an_open_file_is_locked_and_certutil_says_so(host: WindowsHost) -> None:
     assert "0x80070002" in host.run(r"certutil -hashfile C:\none.txt SHA256").out
 
 
-def test_sftp_has_drive_c_as_windows_has_it(host: WindowsHost, tmp_path: Path) -> None:
+def test_sftp_serves_drive_c_case_insensitively(host: WindowsHost, tmp_path: Path) -> None:
     content = tmp_path / "content"
     content.write_bytes(bytes(range(256)) * 5000)
     put = sftp(host, "mkdir /C:/Sftp", f"put {content} /C:/Sftp/File.bin", "ls /C:/sFTP")
@@ -114,7 +116,7 @@ def test_sftp_has_drive_c_as_windows_has_it(host: WindowsHost, tmp_path: Path) -
     assert (tmp_path / "back").read_bytes() == content.read_bytes(), got.stderr
 
 
-def test_a_full_disk_takes_no_more(host: WindowsHost, tmp_path: Path) -> None:
+def test_upload_to_full_disk_fails(host: WindowsHost, tmp_path: Path) -> None:
     content = tmp_path / "content"
     content.write_bytes(bytes(1 << 20))
     with host.full_disk():
@@ -122,7 +124,7 @@ def test_a_full_disk_takes_no_more(host: WindowsHost, tmp_path: Path) -> None:
     assert sftp(host, f"put {content} /C:/more.bin").returncode == 0
 
 
-def test_powershell_knows_the_few_statements_and_says_so_of_others(host: WindowsHost) -> None:
+def test_powershell_rejects_unsupported_commands(host: WindowsHost) -> None:
     free = host.done('powershell -NoProfile -Command "(Get-PSDrive -Name C).Free"')
     assert 1 << 30 < int(free) < 4 << 30
     other = host.run('powershell -NoProfile -Command "Get-Service hns"')
@@ -130,29 +132,29 @@ def test_powershell_knows_the_few_statements_and_says_so_of_others(host: Windows
     assert "'Get-Service' is not recognized" in other.out
 
 
-def test_a_feature_needs_a_boot_and_services_start_with_it(host: WindowsHost) -> None:
-    service_of(host, "automatic", start="auto")
-    ask = "dism /online /english /get-featureinfo /featurename:Containers"
+def test_feature_is_enabled_by_a_reboot_which_starts_services(host: WindowsHost) -> None:
+    create_service(host, "automatic", start="auto")
+    query = "dism /online /english /get-featureinfo /featurename:Containers"
     networks = (
         'powershell -NoProfile -Command "Get-HnsNetwork | Select-Object -Property Id, Name, Type'
         ' | ConvertTo-Json -Compress"'
     )
-    assert "State : Disabled" in host.done(ask)
+    assert "State : Disabled" in host.done(query)
     assert "not recognized" in host.run(networks).out
     enabled = host.run("dism /online /enable-feature /featurename:Containers /all /norestart").code
     assert enabled == 3010 % 256
-    assert "State : Enable Pending" in host.done(ask)
+    assert "State : Enable Pending" in host.done(query)
     host.add_network(GUID, "nat", "nat")
 
     host.reboot()
 
-    assert "State : Enabled" in host.done(ask)
-    until(lambda: host.services("automatic") == {"automatic": "running"}, "the service runs")
+    assert "State : Enabled" in host.done(query)
+    until(lambda: host.services("automatic") == {"automatic": "running"}, "the service is running")
     assert json.loads(host.done(networks)) == {"ID": GUID, "Name": "nat", "Type": "nat"}
-    assert "0x800f080c" in host.run(ask.replace("Containers", "Nonsense")).out
+    assert "0x800f080c" in host.run(query.replace("Containers", "Nonsense")).out
 
 
-def test_the_real_containerd_runs_as_a_service_and_answers_the_real_crictl(
+def test_containerd_runs_as_a_service_and_serves_crictl(
     host: WindowsHost,
 ) -> None:
     host.put(programs.containerd(), CONTAINERD)
@@ -160,39 +162,37 @@ def test_the_real_containerd_runs_as_a_service_and_answers_the_real_crictl(
     log = r"C:\k\containerd.log"
     host.done(f'sc create containerd binPath= "{CONTAINERD} --run-service --log-file {log}"')
     host.start("containerd")
-    until(lambda: host.run(f"{CRICTL} version").code == 0, "containerd answers")
+    until(lambda: host.run(f"{CRICTL} version").code == 0, "containerd is ready")
     handlers = json.loads(host.done(f"{CRICTL} info 2>nul"))["runtimeHandlers"]
     found = {handler.get("name", "") for handler in handlers}
     assert found == {"", "runhcs-wcow-process", "runhcs-wcow-hypervisor"}
     host.stop("containerd")
 
 
-def test_another_host_key_is_shown_after_it_was_changed(host: WindowsHost) -> None:
+def test_changed_host_key_is_presented(host: WindowsHost) -> None:
     before = host.host_key()
     host.change_host_key()
-    until(lambda: host.host_key() not in ("", before), "sshd shows the new key")
+    until(lambda: host.host_key() not in ("", before), "sshd presents the new key")
 
 
-def test_a_host_without_power_is_silent_has_no_processes_and_comes_back(
-    tmp_path: Path, base: Base
-) -> None:
+def test_powered_off_host_has_no_processes_and_boots_again(tmp_path: Path, base: Base) -> None:
     with windows_host(tmp_path / "host", base, build=SERVER_2019) as host:
         assert "10.0.17763" in host.done("ver")
         host.install_docker()
         processes = host.machine.processes()
         assert len(processes) > 5
         host.die()
-        eventually(lambda: not any(Path(f"/proc/{one}").exists() for one in processes))
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
         assert host.run("ver").code == 255
         host.switch_on()
         host.wait_until_up()
         assert "10.0.17763" in host.done("ver")
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     groups = (host.machine.container, f"*/{host.machine.container}")
-    assert not [found for one in groups for found in CONTROL_GROUPS.glob(one)]
+    assert not [found for pattern in groups for found in CONTROL_GROUPS.glob(pattern)]
 
 
-def test_several_hosts_run_beside_each_other(tmp_path: Path, base: Base) -> None:
+def test_several_hosts_run_side_by_side(tmp_path: Path, base: Base) -> None:
     with ExitStack() as stack:
         hosts = [
             stack.enter_context(windows_host(tmp_path / name, base, name=name))

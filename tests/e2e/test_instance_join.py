@@ -1,6 +1,6 @@
-"""`winpod instance` on a Windows host that is Wine, with a real control plane: from fresh to node.
+"""`winpod instance` on a Windows host under Wine with a real control plane: from fresh to node.
 
-The kubelet's part is played by winpod's node agent, with what it finds on the host's disk.
+winpod's node agent acts as the kubelet, with the files that it finds on the host's disk.
 """
 
 import json
@@ -32,10 +32,10 @@ HANDLERS = {
     "runhcs-wcow-hypervisor",
     "runhcs-wcow-hypervisor-20348",
 }
-RESTARTS = "rebooting"
+REBOOT = "rebooting"
 KILLS = (
     "enable the feature Containers",
-    RESTARTS,
+    REBOOT,
     r"make the directory C:\k:",
     r"put the file C:\k\bin\containerd.exe",
     r"put the file C:\k\kubelet\bootstrap.kubeconfig",
@@ -45,14 +45,14 @@ KILLS = (
 )
 
 
-class Laptop:
-    """`winpod instance`, as a person has it."""
+class InstanceCommand:
+    """`winpod instance` for one host."""
 
     def __init__(self, home: Path, host: WindowsHost, plane: ControlPlane) -> None:
         self.home = home
         self._host = host
         key, address = str(host.key), host.address
-        self._which = ("--key", key, "--address", address, "--port", str(host.port))
+        self._target = ("--key", key, "--address", address, "--port", str(host.port))
         self._cluster = ("--kubeconfig", str(plane.kubeconfig))
         self._payload = ("--payload", str(lay_programs(home / "payload", "1.0.0")))
         settings = home / "settings.yaml"
@@ -61,91 +61,93 @@ class Laptop:
         made = winpod("instance", "payload", self._payload[1], "--version", "1.0.0", home=home)
         assert made.code == 0, made.err
 
-    def words(self, command: str) -> list[str]:
-        words = ["instance", command, *self._which]
+    def arguments(self, command: str) -> list[str]:
+        arguments = ["instance", command, *self._target]
         if command in ("apply", "plan"):
-            words += [*self._cluster, *self._payload, *self._settings]
+            arguments += [*self._cluster, *self._payload, *self._settings]
         if command == "remove":
-            words += [*self._cluster, *self._settings, "--yes"]
+            arguments += [*self._cluster, *self._settings, "--yes"]
         if command == "gather":
-            words += ["--directory", str(self.home)]
-        return words
+            arguments += ["--directory", str(self.home)]
+        return arguments
 
     def instance(self, command: str, *more: str) -> Ran:
         try:
-            return winpod(*self.words(command), *more, home=self.home)
-        except subprocess.TimeoutExpired as late:
+            return winpod(*self.arguments(command), *more, home=self.home)
+        except subprocess.TimeoutExpired as error:
             running = self._host.machine.command_lines()
-            raise AssertionError(f"{command} said {late.stderr!r}; there run {running}") from late
+            raise AssertionError(
+                f"{command} timed out with {error.stderr!r}; running: {running}"
+            ) from error
 
-    def apply_and_die(self, when: str) -> None:
-        """Killed as soon as it says that it does this; a host that restarts is waited for."""
-        before = self._host.booted() if when == RESTARTS else ""
-        told = self._killed(when)
-        assert any(when in line for line in told), told
-        if when == RESTARTS:
-            until(lambda: self._host.booted() not in ("", before), "the host is back")
+    def apply_and_kill(self, step: str) -> None:
+        """Kill `apply` as soon as it logs the step; wait for the host if it reboots."""
+        before = self._host.booted() if step == REBOOT else ""
+        log = self._run_until(step)
+        assert any(step in line for line in log), log
+        if step == REBOOT:
+            until(lambda: self._host.booted() not in ("", before), "the host has rebooted")
 
-    def _killed(self, when: str) -> list[str]:
+    def _run_until(self, step: str) -> list[str]:
         environment = {**os.environ, "HOME": str(self.home)}
         environment.pop("XDG_CONFIG_HOME", None)
-        command = [sys.executable, "-m", "winpod", *self.words("apply")]
-        told: list[str] = []
+        command = [sys.executable, "-m", "winpod", *self.arguments("apply")]
+        log: list[str] = []
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
         ) as process:
             assert process.stderr is not None
             for line in process.stderr:
-                told.append(line)
-                if when in line:
+                log.append(line)
+                if step in line:
                     process.kill()
-        return told
+        return log
 
 
 def steps_in(text: str) -> list[str]:
-    return [line for line in text.splitlines() if any(f": {do} " in line for do in StepKind)]
+    return [line for line in text.splitlines() if any(f": {kind} " in line for kind in StepKind)]
 
 
-def test_a_fresh_server_becomes_a_node_whoever_is_killed_on_the_way_and_leaves_without_a_trace(
+def test_fresh_server_joins_despite_kills_and_is_removed_completely(
     control_plane: ControlPlane, base: Base, tmp_path: Path
 ) -> None:
     host_folder = tmp_path / "host"
     with windows_host(host_folder, base, features=FRESH, name=NODE) as host:
-        laptop = Laptop(tmp_path, host, control_plane)
+        command = InstanceCommand(tmp_path, host, control_plane)
         with playing_kubelet(host, NODE):
             for step in KILLS:
-                laptop.apply_and_die(step)
-            applied = laptop.instance("apply")
+                command.apply_and_kill(step)
+            applied = command.instance("apply")
             assert applied.code == 0, applied.err
             assert is_ready(control_plane, NODE)
-            told = node(control_plane, NODE)["status"]["nodeInfo"]
-            assert told["containerRuntimeVersion"] == "containerd://2.4.2"
-            assert_serves_what_was_asked(host)
+            node_info = node(control_plane, NODE)["status"]["nodeInfo"]
+            assert node_info["containerRuntimeVersion"] == "containerd://2.4.2"
+            assert_configured(host)
 
-            again = laptop.instance("apply", "-o", "json")
+            again = command.instance("apply", "-o", "json")
             assert again.code == 0
             assert steps_in(again.err) == []
-            assert json.loads(laptop.instance("plan", "-o", "json").out)[0]["steps"] == []
+            assert json.loads(command.instance("plan", "-o", "json").out)[0]["steps"] == []
 
             token = bootstrap_token(control_plane)
-            gathered = laptop.instance("gather")
+            gathered = command.instance("gather")
             assert gathered.code == 0, gathered.err
-            assert_has_logs_and_no_secrets(next(tmp_path.glob("*.tar.gz")), token)
+            assert_archive_has_logs_without_secrets(next(tmp_path.glob("*.tar.gz")), token)
 
-            removed = laptop.instance("remove")
+            removed = command.instance("remove")
             assert removed.code == 0, removed.err
         assert not found(control_plane, f"/api/v1/nodes/{NODE}")
         assert_nothing_of_ours(host)
         assert token not in applied.err + again.err + gathered.err + removed.err
 
 
-def assert_serves_what_was_asked(host: WindowsHost) -> None:
+def assert_configured(host: WindowsHost) -> None:
     dump = host.done(f"{DUMP} 2>nul")
     config = tomllib.loads(dump)
     runtimes = config["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]
     assert set(runtimes) == HANDLERS
     answer = json.loads(host.done(f"{CRICTL} info 2>nul"))
-    assert {one.get("name", "") for one in answer["runtimeHandlers"]} == {"", *HANDLERS}
+    assert {handler.get("name", "") for handler in answer["runtimeHandlers"]} == {"", *HANDLERS}
     isolation = {
         name: runtime["options"].get("SandboxIsolation", 0)
         for name, runtime in answer["config"]["containerd"]["runtimes"].items()
@@ -158,7 +160,7 @@ def assert_serves_what_was_asked(host: WindowsHost) -> None:
     assert "DependOnService    REG_MULTI_SZ    containerd\n" in kubelet
 
 
-def assert_has_logs_and_no_secrets(archive: Path, token: str) -> None:
+def assert_archive_has_logs_without_secrets(archive: Path, token: str) -> None:
     with tarfile.open(archive) as opened:
         content = {
             member.name.partition("/")[2]: file.read().decode()
@@ -177,7 +179,7 @@ def assert_has_logs_and_no_secrets(archive: Path, token: str) -> None:
 
 def bootstrap_token(plane: ControlPlane) -> str:
     secrets = found(plane, "/api/v1/namespaces/kube-system/secrets")["items"]
-    tokens = [one for one in secrets if one["type"] == "bootstrap.kubernetes.io/token"]
+    tokens = [secret for secret in secrets if secret["type"] == "bootstrap.kubernetes.io/token"]
     text = plane.kubectl(
         *("get", "secret", "-n", "kube-system", tokens[-1]["metadata"]["name"]),
         *("-o", 'go-template={{index .data "token-secret" | base64decode}}'),

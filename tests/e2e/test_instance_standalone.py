@@ -1,6 +1,6 @@
-"""`winpod instance` and a real control plane, without an operator: join, change, leave.
+"""`winpod instance` with a real control plane and without an operator: join, update, remove.
 
-Instances are stand-ins that answer from memory over real SSH; winpod's node agent plays kubelets.
+Instances are in-memory fakes behind real SSH; winpod's node agent acts as their kubelet.
 """
 
 import base64
@@ -38,17 +38,19 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield made
 
 
-class Laptop:
+class InstanceCommand:
+    """`winpod instance` for all hosts of a fleet and one address without a host."""
+
     def __init__(self, plane: ControlPlane, home: Path, fleet: Fleet) -> None:
         self._home = home
         self._cluster = ("--kubeconfig", str(plane.kubeconfig))
         file = home / "instances.yaml"
-        entries = {one.address: one.entry for one in fleet.instances.values()}
+        entries = {instance.address: instance.entry for instance in fleet.instances.values()}
         file.write_text(yaml.safe_dump({**entries, "127.0.77.251": "username=x"}))
-        self._which = ("--key", str(home / "key"), "--instances", str(file))
+        self._targets = ("--key", str(home / "key"), "--instances", str(file))
 
     def instance(self, command: str, *more: str) -> Ran:
-        return winpod("instance", command, *self._which, *self._cluster, *more, home=self._home)
+        return winpod("instance", command, *self._targets, *self._cluster, *more, home=self._home)
 
     def apply(self, version: str) -> Ran:
         made = payload(self._home / version, version)
@@ -58,91 +60,100 @@ class Laptop:
         return self.instance("plan", "--payload", str(self._home / version), "-o", "json")
 
 
-def test_instances_join_change_one_by_one_and_leave_from_a_laptop(
+def test_instances_join_are_updated_one_by_one_and_removed(
     plane: ControlPlane, fleet: Fleet, tmp_path: Path
 ) -> None:
-    ones = [fleet.add("win-c"), fleet.add("win-d", features=dict(READY))]
-    ones[0].windows.next_hostname = "WIN-CC"  # a person renamed it, and it starts anew in between
-    laptop = Laptop(plane, tmp_path, fleet)
-    joined = laptop.apply("1.0.0")
-    assert joined.code == 1, joined.err  # one address has nobody
+    instances = [fleet.add("win-c"), fleet.add("win-d", features=dict(READY))]
+    instances[0].windows.next_hostname = "WIN-CC"  # renamed; takes effect at its reboot
+    command = InstanceCommand(plane, tmp_path, fleet)
+    joined = command.apply("1.0.0")
+    assert joined.code == 1, joined.err  # one address has no host
     first, second, dead = json.loads(joined.out)
     assert [first["version"], second["version"]] == ["1.0.0", "1.0.0"], joined.err
     assert "cannot be reached" in dead["failure"]
-    for one in ones:
-        assert is_ready(plane, one.node)
-        told = node(plane, one.node)["status"]["nodeInfo"]
-        assert told["containerRuntimeVersion"].startswith("containerd://")
-    steps = [one.get("steps") for one in json.loads(laptop.plan("1.0.0").out)]
+    for instance in instances:
+        assert is_ready(plane, instance.node)
+        node_info = node(plane, instance.node)["status"]["nodeInfo"]
+        assert node_info["containerRuntimeVersion"].startswith("containerd://")
+    steps = [result.get("steps") for result in json.loads(command.plan("1.0.0").out)]
     assert steps[:2] == [[], []]
 
-    plane.apply(windows_pod("shop", "web", "registry.example/app:1", nodeName=ones[0].node))
+    plane.apply(windows_pod("shop", "web", "registry.example/app:1", nodeName=instances[0].node))
     eventually(lambda: phase(plane, "shop", "web") == "Running")
     deployment(plane, "comes-back", 1, {"operator": "Exists"})
     eventually(lambda: ready(plane, "comes-back") == 1)
-    changed = laptop.apply("1.1.0")
-    assert [one.get("version") for one in json.loads(changed.out)[:2]] == ["1.1.0", "1.1.0"]
-    assert f"cordoned node {ones[0].node}" in changed.err
-    stayed = [one["metadata"] for one in found(plane, "/api/v1/namespaces/shop/pods")["items"]]
-    assert all(one["name"].startswith("comes-back") for one in stayed)
-    for one in ones:
-        assert is_ready(plane, one.node)
-        assert not node(plane, one.node)["spec"].get("unschedulable")
-    mark = {
+    changed = command.apply("1.1.0")
+    assert [result.get("version") for result in json.loads(changed.out)[:2]] == ["1.1.0", "1.1.0"]
+    assert f"cordoned node {instances[0].node}" in changed.err
+    pods = found(plane, "/api/v1/namespaces/shop/pods")["items"]
+    assert all(pod["metadata"]["name"].startswith("comes-back") for pod in pods)
+    for instance in instances:
+        assert is_ready(plane, instance.node)
+        assert not node(plane, instance.node)["spec"].get("unschedulable")
+    cordon = {
         "metadata": {"annotations": {CORDONED_ANNOTATION: "2026-01-01T00:00:00Z"}},
         "spec": {"unschedulable": True},
     }
-    plane.kubectl("patch", "node", ones[1].node, "-p", json.dumps(mark))  # as one that was killed
-    assert laptop.apply("1.1.0").code == 1
-    assert not node(plane, ones[1].node)["spec"].get("unschedulable")
-    refused = laptop.apply("1.0.0")
+    # A killed run leaves the node cordoned.
+    plane.kubectl("patch", "node", instances[1].node, "-p", json.dumps(cordon))
+    assert command.apply("1.1.0").code == 1
+    assert not node(plane, instances[1].node)["spec"].get("unschedulable")
+    refused = command.apply("1.0.0")
     assert "1.0.0 is older" in refused.err
 
     plane.apply(CRD)
     eventually(lambda: "items" in found(plane, instances_path("shop")))
-    kept = {"name": ones[0].address, "namespace": "shop"}
-    spec = {"address": ones[0].address, "username": "Administrator"}
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": spec}
+    metadata = {"name": instances[0].address, "namespace": "shop"}
+    spec = {"address": instances[0].address, "username": "Administrator"}
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     assert plane.request("POST", instances_path("shop"), body).status == HTTPStatus.CREATED
-    stays = laptop.apply("1.1.0")
-    assert f"{ones[0].address}: it is managed by an operator" in stays.err
-    plane.request("DELETE", f"{instances_path('shop')}/{ones[0].address}")
+    skipped = command.apply("1.1.0")
+    assert f"{instances[0].address}: it is managed by an operator" in skipped.err
+    plane.request("DELETE", f"{instances_path('shop')}/{instances[0].address}")
 
-    left = laptop.instance("remove", "--yes")
-    assert left.code == 1, left.err
-    assert "If it is gone for good, --dead deletes its Node" in left.err
-    for one in ones:
-        assert not found(plane, f"/api/v1/nodes/{one.node}")
-        assert one.services == {}
-        assert not [name for name in one.files if name.startswith("k/")]
+    removed = command.instance("remove", "--yes")
+    assert removed.code == 1, removed.err
+    assert "If it is gone for good, --dead deletes its Node" in removed.err
+    for instance in instances:
+        assert not found(plane, f"/api/v1/nodes/{instance.node}")
+        assert instance.services == {}
+        assert not [name for name in instance.files if name.startswith("k/")]
     secrets = token_secrets(plane)
     assert len(secrets) == 2
-    told = "".join(ran.out + ran.err for ran in (joined, changed, refused, left))
-    assert not [secret for secret in secrets if secret in told]
+    output = "".join(result.out + result.err for result in (joined, changed, refused, removed))
+    assert not [secret for secret in secrets if secret in output]
 
 
-def test_of_a_machine_that_is_dead_only_the_node_goes_and_nobody_is_taken_for_dead(
+def test_remove_dead_deletes_only_the_unready_node_of_an_unreachable_machine(
     plane: ControlPlane, fleet: Fleet, tmp_path: Path
 ) -> None:
-    one = fleet.add("win-e", features=dict(READY))
-    laptop = Laptop(plane, tmp_path, fleet)
-    joined = laptop.apply("1.0.0")
-    assert is_ready(plane, one.node), joined.err
-    assert f"{one.address}: it can be reached" in laptop.instance("remove", "--dead", "--yes").err
+    instance = fleet.add("win-e", features=dict(READY))
+    command = InstanceCommand(plane, tmp_path, fleet)
+    joined = command.apply("1.0.0")
+    assert is_ready(plane, instance.node), joined.err
+    assert (
+        f"{instance.address}: it can be reached"
+        in command.instance("remove", "--dead", "--yes").err
+    )
     fleet.die("win-e")
-    refused = laptop.instance("remove", "--dead", "--yes")
+    refused = command.instance("remove", "--dead", "--yes")
     assert "its Node win-e is ready, so the machine is running" in refused.err
     assert "no Windows Node of the cluster has the address 127.0.77.251" in refused.err
     not_ready = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     patch = json.dumps({"status": {"conditions": not_ready}})
     plane.kubectl("patch", "node", "win-e", "--subresource=status", "-p", patch)
-    gone = laptop.instance("remove", "--dead", "--yes")
-    assert f"{one.address}: its Node win-e is deleted; the machine is left as it is" in gone.out
+    removed = command.instance("remove", "--dead", "--yes")
+    assert (
+        f"{instance.address}: its Node win-e is deleted; the machine is left as it is"
+        in removed.out
+    )
     assert not found(plane, "/api/v1/nodes/win-e")
 
 
 def token_secrets(plane: ControlPlane) -> list[str]:
     found_secrets = found(plane, "/api/v1/namespaces/kube-system/secrets")["items"]
-    tokens = [one for one in found_secrets if one["type"] == "bootstrap.kubernetes.io/token"]
-    assert all("expiration" in one["data"] for one in tokens)
-    return [base64.b64decode(one["data"]["token-secret"]).decode() for one in tokens]
+    tokens = [
+        secret for secret in found_secrets if secret["type"] == "bootstrap.kubernetes.io/token"
+    ]
+    assert all("expiration" in secret["data"] for secret in tokens)
+    return [base64.b64decode(secret["data"]["token-secret"]).decode() for secret in tokens]

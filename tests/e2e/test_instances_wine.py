@@ -1,8 +1,8 @@
-"""Three Windows hosts of Wine under one operator: they become nodes, and are upgraded one by one.
+"""Three Windows hosts under Wine and one operator: they join and are upgraded one by one.
 
-With the real containerd.exe, SSH, registry, service manager, locks and disks; kubelets are played
-by winpod's node agent. An operator is killed, a host restarts, one has a file that somebody holds,
-one dies, one has a full disk.
+containerd.exe, SSH, registry, service manager, file locks and disks are real; winpod's node agent
+acts as the kubelets. The operator is killed, a host reboots, one has a locked file, one loses
+power, one has a full disk.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ Hosts = dict[str, WindowsHost]
 
 @pytest.fixture
 def hosts(plane: ControlPlane, base: Base, tmp_path: Path) -> Iterator[Hosts]:
-    """By their addresses, with one key for all; each becomes the node of its name."""
+    """Hosts by address, with one login key; each joins as the node of its name."""
     configure(plane, SETTINGS)
     key = make_key(tmp_path / "key")
     with ExitStack() as running:
@@ -59,21 +59,23 @@ def hosts(plane: ControlPlane, base: Base, tmp_path: Path) -> Iterator[Hosts]:
         metadata = {"name": "cloud-private-key", "namespace": NAMESPACE}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
         plane.apply({**secret, "stringData": {"private-key.pem": key.read_text()}})
-        entries = {one.address: f"username={one.user},port={one.port}" for one in found.values()}
+        entries = {
+            host.address: f"username={host.user},port={host.port}" for host in found.values()
+        }
         plane.apply(config_map(NAMESPACE, entries))
         yield found
 
 
-def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
+def test_hosts_join_and_are_upgraded_one_by_one_despite_failures(
     plane: ControlPlane, hosts: Hosts, tmp_path: Path
 ) -> None:
-    files = lay_programs(tmp_path / "payload", "1.0.0")
-    make_payload(files, "1.0.0")
+    payload_files = lay_programs(tmp_path / "payload", "1.0.0")
+    make_payload(payload_files, "1.0.0")
     for number, step in enumerate(KILLS):
-        with operator(plane, tmp_path / str(number), files=files) as dying:
+        with operator(plane, tmp_path / str(number), files=payload_files) as dying:
             in_time(plane, partial(dying.said, step))
             dying.kill()
-    with operator(plane, tmp_path, files=files):
+    with operator(plane, tmp_path, files=payload_files):
         in_time(plane, partial(all_are_at, plane, hosts, "1.0.0"))
         for address, host in hosts.items():
             assert status(plane, address)["runtime"] == "containerd://2.4.2"
@@ -82,15 +84,15 @@ def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
         with ExitStack() as held:
             for host in hosts.values():
                 held.enter_context(host.held(HELD))
-            replace_payload(files, "1.1.0")
-            first = next_to_fail(plane, watching, list(hosts))
+            replace_payload(payload_files, "1.1.0")
+            first = wait_first_failed(plane, watching, list(hosts))
         assert HELD in status(plane, first)["failure"]
         until_told(plane, first, "InstanceStepFailed")
         others = [address for address in hosts if address != first]
         for address in others:
             in_time(plane, partial(says, plane, address, f"the update of {first} failed"))
-        look_again(plane, 861)
-        second = next_to_change(plane, watching, others)
+        trigger_reconcile(plane, 861)
+        second = wait_first_changing(plane, watching, others)
         hosts[second].die()
         (third,) = [address for address in others if address != second]
         with hosts[third].full_disk(leaving=64 << 20):
@@ -99,12 +101,12 @@ def test_hosts_become_nodes_and_change_one_by_one_whatever_happens_to_them(
             assert status(plane, third)["version"] == "1.0.0"
             hosts[second].switch_on()
             hosts[second].wait_until_up()
-            look_again(plane, 862)
+            trigger_reconcile(plane, 862)
             in_time(plane, lambda: watching.look() and is_at(plane, second, "1.1.0"))
-            look_again(plane, 863)
+            trigger_reconcile(plane, 863)
             in_time(plane, lambda: says(plane, third, "MiB free"))
             until_told(plane, third, "InstanceUnfit")
-        look_again(plane, 864)
+        trigger_reconcile(plane, 864)
         in_time(plane, lambda: watching.look() and all_are_at(plane, hosts, "1.1.0"))
         assert watching.most_at_once == 1
         for name in FEATURES:
@@ -116,21 +118,21 @@ def all_are_at(plane: ControlPlane, hosts: Hosts, version: str) -> bool:
     return all(is_at(plane, address, version) for address in hosts)
 
 
-def next_to_fail(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
+def wait_first_failed(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
     def failed() -> list[str]:
-        return [one for one in addresses if is_phase(plane, one, "Failed")]
+        return [address for address in addresses if is_phase(plane, address, "Failed")]
 
-    (one,) = in_time(plane, lambda: watching.look() and failed())
-    return one
+    (address,) = in_time(plane, lambda: watching.look() and failed())
+    return address
 
 
-def next_to_change(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
+def wait_first_changing(plane: ControlPlane, watching: Watching, addresses: list[str]) -> str:
     def changing() -> list[str]:
-        return [one for one in addresses if is_phase(plane, one, "Changing")]
+        return [address for address in addresses if is_phase(plane, address, "Changing")]
 
     return in_time(plane, lambda: watching.look() and changing())[0]
 
 
-def look_again(plane: ControlPlane, seconds: int) -> None:
-    """Settings that change nothing but make the operator look at once."""
+def trigger_reconcile(plane: ControlPlane, seconds: int) -> None:
+    """Change a setting that has no effect, to trigger a reconcile."""
     configure(plane, SETTINGS.replace("860", str(seconds)))
