@@ -1,4 +1,4 @@
-"""`kubectl top`, through a real metrics-server, of a Windows pod that uses what it is given."""
+"""`kubectl top` and an autoscaler with a real metrics-server and a busy Windows pod."""
 
 import asyncio
 import json
@@ -21,30 +21,30 @@ HELD = 64
 
 @pytest.fixture(scope="module")
 def built() -> tuple[Path, Path]:
-    """The server and the pod's program, found before a test has a home of its own."""
+    """Build metrics-server and the pod's program before a test changes its home."""
     return program(), windows_programs.go_program(name="load")
 
 
-async def test_top_shows_what_windows_pods_use_and_an_autoscaler_acts_on_it(
+async def test_top_reports_usage_of_windows_pods_and_autoscaler_scales_on_it(
     built: tuple[Path, Path], node: ApiNode, home: Path, registry: str, tmp_path: Path
 ) -> None:
     server, load = built
-    made = [deployment(node.name, await packed(load, home, registry)), autoscaler()]
-    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": made}).encode()
-    await node.kubectl("apply", "-f", "-", stdin=listed)
+    items = [deployment(node.name, await push_image(load, home, registry)), autoscaler()]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items}).encode()
+    await node.kubectl("apply", "-f", "-", stdin=manifest)
     await node.until_said("deployment/busy", "holding")
     first = await node.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
     with metrics_server(node.plane, tmp_path, server):
-        row = (await shown(node, "pod", first, "--containers"))[0]
+        row = (await top(node, "pod", first, "--containers"))[0]
         assert row[0] == first
         assert row[1] == "app"
         assert 0 < millicores(row[2]) < 400
         assert HELD <= mebibytes(row[3]) < 512
-        assert mebibytes((await shown(node, "pod", first))[0][2]) >= HELD
-        (of_node,) = await shown(node, "node", node.name)
-        assert of_node[0] == node.name
-        assert millicores(of_node[1]) > 0
-        assert mebibytes(of_node[3]) >= HELD
+        assert mebibytes((await top(node, "pod", first))[0][2]) >= HELD
+        (node_row,) = await top(node, "node", node.name)
+        assert node_row[0] == node.name
+        assert millicores(node_row[1]) > 0
+        assert mebibytes(node_row[3]) >= HELD
         await node.kubectl(
             *("wait", "deployment/busy", "--for=jsonpath={.status.replicas}=2", IN_TIME)
         )
@@ -53,15 +53,15 @@ async def test_top_shows_what_windows_pods_use_and_an_autoscaler_acts_on_it(
 
 
 def deployment(node: str, image: str) -> dict[str, Any]:
-    """One pod, which begins with a container that is gone when others are counted."""
+    """One pod with an init container, which has exited when usage is measured."""
     limits = {"limits": {"cpu": "300m", "memory": "512Mi"}, "requests": {"cpu": "20m"}}
-    loaded = {"name": "app", "image": image, "command": ["C:\\load.exe", str(HELD)]}
-    begins = {"name": "begins", "image": image, "command": ["cmd", "/c", "echo begun"]}
+    app = {"name": "app", "image": image, "command": ["C:\\load.exe", str(HELD)]}
+    init = {"name": "begins", "image": image, "command": ["cmd", "/c", "echo begun"]}
     spec = {
         "nodeSelector": {"kubernetes.io/hostname": node},
         "terminationGracePeriodSeconds": 1,
-        "initContainers": [begins | {"resources": limits}],
-        "containers": [loaded | {"resources": limits}],
+        "initContainers": [init | {"resources": limits}],
+        "containers": [app | {"resources": limits}],
     }
     labels = {"app": "busy"}
     return {
@@ -76,7 +76,7 @@ def deployment(node: str, image: str) -> dict[str, Any]:
 
 
 def autoscaler() -> dict[str, Any]:
-    """It wants half of what a pod requests to be used, which is far less than one uses."""
+    """Target half of the CPU request, far less than the pod uses."""
     target = {"type": "Utilization", "averageUtilization": 50}
     return {
         "apiVersion": "autoscaling/v2",
@@ -91,18 +91,18 @@ def autoscaler() -> dict[str, Any]:
     }
 
 
-async def packed(program: Path, home: Path, registry: str) -> str:
+async def push_image(program: Path, home: Path, registry: str) -> str:
     shutil.copy(program, home / "content/load.exe")
     return await push(home, f"{registry}/load:1", "10.0.20348.2113")
 
 
-async def shown(node: ApiNode, *what: str) -> list[list[str]]:
-    """The rows of `kubectl top`, as soon as it has any; it needs to have looked twice."""
+async def top(node: ApiNode, *arguments: str) -> list[list[str]]:
+    """Return the rows of `kubectl top` once there are any; rates need two scrapes."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            ran = await node.run("top", *what, "--no-headers")
-            rows = [line.split() for line in ran.out.splitlines()]
-            if ran.code == 0 and rows and "<unknown>" not in ran.out:
+            result = await node.run("top", *arguments, "--no-headers")
+            rows = [line.split() for line in result.out.splitlines()]
+            if result.code == 0 and rows and "<unknown>" not in result.out:
                 return rows
             await asyncio.sleep(1)
 

@@ -1,4 +1,4 @@
-"""The kubelet with a real runtime, with real Windows programs in its pods."""
+"""The kubelet with a real runtime and real Windows programs in its pods."""
 
 import asyncio
 import signal
@@ -24,26 +24,26 @@ from winpod.kubelet.eviction.thresholds import EvictionThresholds, ThresholdValu
 from winpod.kubelet.runtime_status import RuntimeContainer
 
 UID = "uid-web"
-ROOMY = EvictionThresholds(ThresholdValue(), ThresholdValue(), ThresholdValue())
+NO_EVICTION = EvictionThresholds(ThresholdValue(), ThresholdValue(), ThresholdValue())
 
 
 @pytest.fixture
-async def machine(tmp_path: Path, base: Base) -> AsyncIterator[RuntimeProcess]:
-    async with RuntimeProcess.running(tmp_path, base) as machine:
-        yield machine
+async def runtime(tmp_path: Path, base: Base) -> AsyncIterator[RuntimeProcess]:
+    async with RuntimeProcess.running(tmp_path, base) as runtime:
+        yield runtime
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> SmallNode:
     return SmallNode(
-        Node(tmp_path), node_config_in(tmp_path / "node", thresholds=ROOMY), patience=300
+        Node(tmp_path), node_config_in(tmp_path / "node", thresholds=NO_EVICTION), patience=300
     )
 
 
-def pod_of(machine: RuntimeProcess, *containers: dict[str, Any], **spec: Any) -> v1.Pod:
-    image = {"image": f"oci:{machine.folder}/images:app", "imagePullPolicy": "IfNotPresent"}
-    spec["containers"] = [image | one for one in containers]
-    spec["initContainers"] = [image | one for one in spec.get("initContainers", ())]
+def make_pod(runtime: RuntimeProcess, *containers: dict[str, Any], **spec: Any) -> v1.Pod:
+    image = {"image": f"oci:{runtime.folder}/images:app", "imagePullPolicy": "IfNotPresent"}
+    spec["containers"] = [image | container for container in containers]
+    spec["initContainers"] = [image | container for container in spec.get("initContainers", ())]
     metadata = {"name": "web", "namespace": "shop", "uid": UID, "generation": 1}
     return read(v1.Pod, {"metadata": metadata, "spec": spec})
 
@@ -59,14 +59,14 @@ def deleted(pod: v1.Pod) -> v1.Pod:
     return read(v1.Pod, data)
 
 
-def log_of(container: RuntimeContainer | None) -> str:
+def read_log(container: RuntimeContainer | None) -> str:
     assert container
     lines = Path(container.log_path).read_text().splitlines()
     return "".join(f"{line.split(' ', 3)[3]}\n" for line in lines)
 
 
-async def test_init_containers_volumes_environment_and_last_words(
-    machine: RuntimeProcess, node: SmallNode
+async def test_init_containers_volumes_environment_and_termination_message(
+    runtime: RuntimeProcess, node: SmallNode
 ) -> None:
     shared = {"name": "shared", "mountPath": "C:\\shared"}
     node.objects.config_maps["shop/settings"] = read(v1.ConfigMap, {"data": {"mode": "fast"}})
@@ -75,29 +75,29 @@ async def test_init_containers_volumes_environment_and_last_words(
     app = in_cmd(
         "type C:\\shared\\file & echo %MODE% & echo no disk>C:\\dev\\termination-log & exit 3"
     )
-    pod = pod_of(
-        machine,
+    pod = make_pod(
+        runtime,
         {"name": "app", "command": app, "volumeMounts": [shared], "env": [mode]},
         initContainers=[{"name": "first", "command": first, "volumeMounts": [shared]}],
         volumes=[{"name": "shared", "emptyDir": {}}],
         restartPolicy="Never",
     )
-    async with node.kubelet(machine.client) as kubelet:
+    async with node.kubelet(runtime.client) as kubelet:
         kubelet.update_pod(pod)
         await node.until(lambda: node.reporter.last(UID).phase == "Failed")
         (app_status,) = node.reporter.last(UID).containerStatuses
-        end = app_status.state.terminated
-        assert (end.exitCode, end.reason) == (3, "Error")
-        assert end.message.strip() == "no disk"
-        log = await asyncio.to_thread(log_of, kubelet.find_container("shop", "web", "app"))
+        terminated = app_status.state.terminated
+        assert (terminated.exitCode, terminated.reason) == (3, "Error")
+        assert terminated.message.strip() == "no disk"
+        log = await asyncio.to_thread(read_log, kubelet.find_container("shop", "web", "app"))
         assert [line.strip() for line in log.splitlines()] == ["made by init", "fast"]
         kubelet.update_pod(deleted(pod))
         await node.until(lambda: node.reporter.deleted == [UID])
-    assert await machine.pods() == []
+    assert await runtime.pods() == []
 
 
-async def test_a_probe_in_the_container_decides_and_a_kill_of_the_runtime_changes_nothing(
-    machine: RuntimeProcess, node: SmallNode
+async def test_exec_probe_sets_readiness_and_pod_survives_a_runtime_kill(
+    runtime: RuntimeProcess, node: SmallNode
 ) -> None:
     alive = {"exec": {"command": in_cmd("if not exist C:\\data\\alive exit 1")}, "periodSeconds": 1}
     stop = {"preStop": {"exec": {"command": in_cmd("echo stopping>C:\\data\\stopped")}}}
@@ -108,43 +108,45 @@ async def test_a_probe_in_the_container_decides_and_a_kill_of_the_runtime_change
         "lifecycle": stop,
         "volumeMounts": [{"name": "data", "mountPath": "C:\\data"}],
     }
-    volume = {"name": "data", "hostPath": {"path": str(machine.data)}}
-    pod = pod_of(machine, app, volumes=[volume], terminationGracePeriodSeconds=60)
-    client = CriClient(f"unix:{machine.socket}")
+    volume = {"name": "data", "hostPath": {"path": str(runtime.data)}}
+    pod = make_pod(runtime, app, volumes=[volume], terminationGracePeriodSeconds=60)
+    client = CriClient(f"unix:{runtime.socket}")
     async with node.kubelet(client) as kubelet:
         kubelet.update_pod(pod)
         await node.until(lambda: node.reporter.last(UID).phase == "Running")
         await node.until(lambda: "Unhealthy" in node.reporter.reasons(UID))
         assert not is_ready(node)
-        await asyncio.to_thread((machine.data / "alive").touch)
+        await asyncio.to_thread((runtime.data / "alive").touch)
         await node.until(lambda: is_ready(node))
         before = node.reporter.last(UID).containerStatuses[0].containerID
-        await machine.end(signal.SIGKILL)
-        await machine.start()
+        await runtime.end(signal.SIGKILL)
+        await runtime.start()
         await asyncio.sleep(2)
         assert is_ready(node)
         assert node.reporter.last(UID).containerStatuses[0].containerID == before
         kubelet.update_pod(deleted(pod))
         await node.until(lambda: node.reporter.deleted == [UID])
-        assert await asyncio.to_thread((machine.data / "stopped").exists)
+        assert await asyncio.to_thread((runtime.data / "stopped").exists)
     await client.close()
 
 
 @pytest.fixture
-async def machine_with_guests(
+async def runtime_with_microvms(
     tmp_path: Path, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RuntimeProcess]:
-    """One that can run microVMs, emulated where there is no KVM."""
+    """A runtime that can run microVMs, emulated without KVM."""
     await asyncio.to_thread(build_assets, cache() / "root")
     monkeypatch.setenv(ALLOW, "1")
     (tmp_path / "root").mkdir()
     link_kit(tmp_path / "root")
-    async with RuntimeProcess.running(tmp_path, base) as machine:
-        yield machine
+    async with RuntimeProcess.running(tmp_path, base) as runtime:
+        yield runtime
 
 
-async def reads_its_secrets(machine: RuntimeProcess, node: SmallNode, **spec: Any) -> None:
-    """Each way that files of the pod's directory get into a container, as its least user."""
+async def assert_secrets_are_readable(
+    runtime: RuntimeProcess, node: SmallNode, **spec: Any
+) -> None:
+    """Read the pod's files as ContainerUser, mounted in every supported way."""
     login = {"data": encoded(password="correct horse")}
     node.objects.secrets["shop/login"] = read(v1.Secret, login)
     mounts = [
@@ -165,15 +167,15 @@ async def reads_its_secrets(machine: RuntimeProcess, node: SmallNode, **spec: An
         {"name": "login", "secret": {"secretName": "login"}},
         {"name": "scratch", "emptyDir": {}},
     ]
-    pod = pod_of(machine, app, volumes=volumes, restartPolicy="Never", **spec)
+    pod = make_pod(runtime, app, volumes=volumes, restartPolicy="Never", **spec)
     pods = node.node_config.root / "pods"
     await asyncio.to_thread(pods.mkdir, parents=True)
     await asyncio.to_thread(pods.chmod, 0o755)
-    async with node.kubelet(machine.client) as kubelet:
+    async with node.kubelet(runtime.client) as kubelet:
         kubelet.update_pod(pod)
         await node.until(lambda: node.reporter.last(UID).phase == "Succeeded")
         assert (await asyncio.to_thread(pods.stat)).st_mode & 0o777 == 0o700
-        log = await asyncio.to_thread(log_of, kubelet.find_container("shop", "web", "app"))
+        log = await asyncio.to_thread(read_log, kubelet.find_container("shop", "web", "app"))
         assert [line.strip() for line in log.splitlines()] == ["correct horse"] * 2 + ["kept"]
         (status,) = node.reporter.last(UID).containerStatuses
         assert status.state.terminated.message.strip() == "words"
@@ -181,16 +183,18 @@ async def reads_its_secrets(machine: RuntimeProcess, node: SmallNode, **spec: An
         await node.until(lambda: node.reporter.deleted == [UID])
 
 
-async def test_a_user_of_a_container_reads_secrets_that_no_user_of_the_machine_can(
-    machine: RuntimeProcess, node: SmallNode
+async def test_container_user_reads_secrets_that_host_users_cannot(
+    runtime: RuntimeProcess, node: SmallNode
 ) -> None:
-    await reads_its_secrets(machine, node)
+    await assert_secrets_are_readable(runtime, node)
 
 
-async def test_a_guest_reads_secrets_that_no_user_of_the_machine_can(
-    machine_with_guests: RuntimeProcess, node: SmallNode
+async def test_microvm_reads_secrets_that_host_users_cannot(
+    runtime_with_microvms: RuntimeProcess, node: SmallNode
 ) -> None:
-    await reads_its_secrets(machine_with_guests, node, runtimeClassName="runhcs-wcow-hypervisor")
+    await assert_secrets_are_readable(
+        runtime_with_microvms, node, runtimeClassName="runhcs-wcow-hypervisor"
+    )
 
 
 def is_ready(node: SmallNode) -> bool:

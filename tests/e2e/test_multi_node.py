@@ -1,4 +1,4 @@
-"""`winpod node --nodes`: two Windows nodes with Wine in one process, which split the machine."""
+"""`winpod node --nodes`: two Windows nodes with Wine in one process split the machine."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +25,7 @@ NAMESPACE = "pair"
 
 @pytest.fixture
 def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodeProcess]:
-    """Beside the control plane."""
+    """Run both nodes on the machine of the control plane."""
     plane, machine = cluster.plane, cluster.machines["control"]
     process = process_of_nodes(plane, machine, tmp_path, base, BUILDS)
     with process:
@@ -41,7 +41,7 @@ def pair(cluster: WindowsCluster, base: Base, tmp_path: Path) -> Iterator[NodePr
         plane.request("DELETE", f"/api/v1/nodes/{name}")
 
 
-def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine(
+def test_nodes_of_one_process_run_their_builds_and_split_the_capacity(
     cluster: WindowsCluster, pair: NodeProcess, tmp_path: Path
 ) -> None:
     cluster.plane.create_namespace(NAMESPACE)
@@ -56,17 +56,21 @@ def test_two_nodes_of_one_process_run_pods_of_their_builds_and_split_the_machine
             }
         )
     cluster.until_ready(NAMESPACE, *BUILDS)
-    said = {name: cluster.exec(NAMESPACE, name, "cmd", "/c", "ver") for name in BUILDS}
-    assert BUILD_2019 in said["pair-2019"]
-    assert BUILD_2022 in said["pair-2022"]
-    own, other = (cluster.address(NAMESPACE, name) for name in BUILDS)
-    heard = cluster.exec(NAMESPACE, "pair-2019", PEER, "ask", f"http://{other}:{PORT}")
-    assert f"heard {own}" in heard
+    versions = {name: cluster.exec(NAMESPACE, name, "cmd", "/c", "ver") for name in BUILDS}
+    assert BUILD_2019 in versions["pair-2019"]
+    assert BUILD_2022 in versions["pair-2022"]
+    client, server = (cluster.address(NAMESPACE, name) for name in BUILDS)
+    answer = cluster.exec(NAMESPACE, "pair-2019", PEER, "ask", f"http://{server}:{PORT}")
+    assert f"heard {client}" in answer
     machine = machine_capacity(tmp_path)
-    found = [node(cluster.plane, name)["status"]["capacity"] for name in BUILDS]
-    assert sum(amount(one["cpu"]) for one in found) == machine.cpus
-    assert 0 <= machine.memory_bytes - sum(amount(one["memory"]) for one in found) < 1 << 20
-    assert found[0] == found[1]
+    capacities = [node(cluster.plane, name)["status"]["capacity"] for name in BUILDS]
+    assert sum(amount(capacity["cpu"]) for capacity in capacities) == machine.cpus
+    assert (
+        0
+        <= machine.memory_bytes - sum(amount(capacity["memory"]) for capacity in capacities)
+        < 1 << 20
+    )
+    assert capacities[0] == capacities[1]
     assert pair.pid
 
 

@@ -1,4 +1,4 @@
-"""`winpod node` in a real cluster: registered, scheduled to, renewed, restarted, left alone."""
+"""`winpod node` in a real cluster: registration, leases, pods, restarts, outages, bootstrap."""
 
 import http.client
 import json
@@ -46,7 +46,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 def joined(
     cluster: ControlPlane, directory: Path, name: str, *arguments: str
 ) -> Iterator[NodeProcess]:
-    """A node of the real kind with its own identity, and without real compute."""
+    """Run a node with its own identity on a simulated runtime."""
     kubeconfig = cluster.kubeconfig_for(f"system:node:{name}", "system:nodes")
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def joined(
 
 @contextmanager
 def simulated(cluster: ControlPlane, directory: Path, *arguments: str) -> Iterator[NodeProcess]:
-    """Nodes that run nothing, with a kubeconfig that may act for all of them."""
+    """Run simulated nodes with a kubeconfig that may act for all of them."""
     process = NodeProcess(
         directory, "--kubeconfig", str(cluster.kubeconfig), "--simulated", *arguments
     )
@@ -72,15 +72,15 @@ def simulated(cluster: ControlPlane, directory: Path, *arguments: str) -> Iterat
         yield process
 
 
-def test_a_node_registers_as_a_windows_node_under_node_restriction(
+def test_node_registers_as_windows_under_node_restriction(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     reserved = ("--system-reserved", "cpu=500m,memory=1Gi", "--label", "example.test/rack=7")
     with joined(control_plane, tmp_path, "reg-2019", *reserved, "--osversion-labels") as process:
         eventually(lambda: is_ready(control_plane, "reg-2019"))
         eventually(lambda: "Starting kubelet." in control_plane.kubectl("get", "events", "-A"))
-        seen = node(control_plane, "reg-2019")
-    labels = seen["metadata"]["labels"]
+        registered = node(control_plane, "reg-2019")
+    labels = registered["metadata"]["labels"]
     assert (
         labels.items()
         >= {
@@ -92,22 +92,22 @@ def test_a_node_registers_as_a_windows_node_under_node_restriction(
         }.items()
     )
     assert "beta.kubernetes.io/osversion" not in labels
-    by_hand = f"kubectl label node reg-2019 beta.kubernetes.io/osversion={BUILD_2019}"
-    assert by_hand in process.log.read_text()
-    assert TAINT in seen["spec"]["taints"]
-    info = seen["status"]["nodeInfo"]
+    command = f"kubectl label node reg-2019 beta.kubernetes.io/osversion={BUILD_2019}"
+    assert command in process.log.read_text()
+    assert TAINT in registered["spec"]["taints"]
+    info = registered["status"]["nodeInfo"]
     assert info["osImage"] == "Windows Server 2019 Datacenter"
     assert info["kernelVersion"] == f"{BUILD_2019}.1"
     assert info["operatingSystem"] == "windows"
     assert info["containerRuntimeVersion"].startswith("winpod://")
-    assert [h["name"] for h in seen["status"]["runtimeHandlers"]] == ["", PROCESS]
-    assert seen["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] > 0
-    has, pods = seen["status"]["capacity"], seen["status"]["allocatable"]
-    assert has["pods"] == pods["pods"] == "110"
-    assert int(pods["cpu"].removesuffix("m")) == 1000 * int(has["cpu"]) - 500
+    assert [h["name"] for h in registered["status"]["runtimeHandlers"]] == ["", PROCESS]
+    assert registered["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] > 0
+    capacity, allocatable = registered["status"]["capacity"], registered["status"]["allocatable"]
+    assert capacity["pods"] == allocatable["pods"] == "110"
+    assert int(allocatable["cpu"].removesuffix("m")) == 1000 * int(capacity["cpu"]) - 500
 
 
-def test_a_node_that_lives_renews_its_lease_and_one_that_is_gone_is_noticed(
+def test_lease_is_renewed_and_a_killed_node_becomes_unknown(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     def renewed() -> str:
@@ -129,15 +129,15 @@ def test_a_node_that_lives_renews_its_lease_and_one_that_is_gone_is_noticed(
         eventually(lambda: is_ready(control_plane, "lease-2019"))
 
 
-def test_a_pod_of_the_scheduler_runs_is_told_and_goes(
+def test_scheduled_pod_runs_reports_its_status_and_is_deleted(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     control_plane.create_namespace("runs")
     with simulated(control_plane, tmp_path, "--name", "runs-win", "--label", "runs=here"):
         eventually(lambda: is_ready(control_plane, "runs-win"))
-        here = {"runs": "here"}
+        selector = {"runs": "here"}
         control_plane.apply(
-            windows_pod("runs", "web", IMAGE, nodeSelector=here),
+            windows_pod("runs", "web", IMAGE, nodeSelector=selector),
             windows_pod(
                 "runs",
                 "once",
@@ -146,7 +146,7 @@ def test_a_pod_of_the_scheduler_runs_is_told_and_goes(
                 "0",
                 "0.1",
                 restartPolicy="Never",
-                nodeSelector=here,
+                nodeSelector=selector,
             ),
         )
         eventually(lambda: is_pod_ready(control_plane, "runs", "web"))
@@ -166,7 +166,7 @@ def test_a_pod_of_the_scheduler_runs_is_told_and_goes(
         assert not pod(control_plane, "runs", "web")
 
 
-def test_the_node_keeps_its_pods_and_tells_later_while_the_api_server_is_away(
+def test_pods_survive_an_api_server_outage_and_are_reported_afterwards(
     tmp_path: Path,
 ) -> None:
     with ControlPlane(tmp_path / "cluster") as cluster:
@@ -192,72 +192,76 @@ def test_the_node_keeps_its_pods_and_tells_later_while_the_api_server_is_away(
             assert process.pid
 
 
-def test_a_pod_is_resized_in_place_where_the_api_server_lets_it(tmp_path: Path) -> None:
+def test_pod_is_resized_in_place(tmp_path: Path) -> None:
     small, large = ({"memory": "64Mi"}, {"memory": "128Mi"})
     plane = ControlPlane(tmp_path / "cluster", without_admission="PodResizeValidator")
     with plane as cluster, simulated(cluster, tmp_path / "node", "--name", "resize-win"):
         eventually(lambda: is_ready(cluster, "resize-win"))
         cluster.create_namespace("resize")
-        made = windows_pod("resize", "web", IMAGE)
-        del made["spec"]["os"]
-        made["spec"]["containers"][0]["resources"] = {"requests": small, "limits": small}
-        cluster.apply(made)
+        manifest = windows_pod("resize", "web", IMAGE)
+        del manifest["spec"]["os"]
+        manifest["spec"]["containers"][0]["resources"] = {"requests": small, "limits": small}
+        cluster.apply(manifest)
         eventually(lambda: is_pod_ready(cluster, "resize", "web"))
         before = pod(cluster, "resize", "web")["status"]["containerStatuses"][0]
         assert before["resources"]["limits"] == small
         new = [{"name": "app", "resources": {"requests": large, "limits": large}}]
         patch = json.dumps({"spec": {"containers": new}})
-        where = ("pod", "web", "-n", "resize", "--subresource=resize")
-        cluster.kubectl("patch", *where, "-p", patch)
+        target = ("pod", "web", "-n", "resize", "--subresource=resize")
+        cluster.kubectl("patch", *target, "-p", patch)
 
-        def given(status: dict[str, Any]) -> list[Any]:
-            has = status.get("resources", {})
-            return [has.get("limits"), has.get("requests"), status.get("allocatedResources")]
+        def resources_of(status: dict[str, Any]) -> list[Any]:
+            resources = status.get("resources", {})
+            return [
+                resources.get("limits"),
+                resources.get("requests"),
+                status.get("allocatedResources"),
+            ]
 
-        def is_told() -> bool:
-            told = pod(cluster, "resize", "web")["status"]
-            kinds = {c["type"] for c in told["conditions"]}
-            both = given(told) + given(told["containerStatuses"][0])
+        def is_resized() -> bool:
+            status = pod(cluster, "resize", "web")["status"]
+            kinds = {c["type"] for c in status["conditions"]}
+            both = resources_of(status) + resources_of(status["containerStatuses"][0])
             return both == [large] * 6 and not any("Resize" in kind for kind in kinds)
 
-        eventually(is_told)
+        eventually(is_resized)
         after = pod(cluster, "resize", "web")["status"]["containerStatuses"][0]
         assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
 
 
-def test_a_container_may_ask_by_its_end_that_all_begin_anew(
+def test_exit_code_rule_restarts_all_containers(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     control_plane.create_namespace("anew")
-    made = windows_pod("anew", "web", IMAGE, "simulate", "42", "3", nodeName="anew-win")
+    manifest = windows_pod("anew", "web", IMAGE, "simulate", "42", "3", nodeName="anew-win")
     rule = {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}
-    made["spec"]["containers"][0] |= {"restartPolicy": "Never", "restartPolicyRules": [rule]}
-    made["spec"]["containers"].append({"name": "other", "image": IMAGE})
+    manifest["spec"]["containers"][0] |= {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+    manifest["spec"]["containers"].append({"name": "other", "image": IMAGE})
 
     def restarts() -> list[int]:
         status = pod(control_plane, "anew", "web").get("status", {})
-        return [one["restartCount"] for one in status.get("containerStatuses", [])]
+        return [container["restartCount"] for container in status.get("containerStatuses", [])]
 
     with simulated(control_plane, tmp_path, "--name", "anew-win"):
         eventually(lambda: is_ready(control_plane, "anew-win"))
-        control_plane.apply(made)
+        control_plane.apply(manifest)
         eventually(lambda: len(restarts()) == 2 and min(restarts()) >= 2)
-        told = condition(pod(control_plane, "anew", "web"), "AllContainersRestarting")
-        assert told["status"] in ("True", "False")
+        restarting = condition(pod(control_plane, "anew", "web"), "AllContainersRestarting")
+        assert restarting["status"] in ("True", "False")
         control_plane.kubectl("delete", "pod", "web", "-n", "anew", IN_TIME)
 
 
-def test_a_node_that_is_killed_finds_its_pods_and_restarts_none(
+def test_killed_node_finds_its_pods_and_restarts_none(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    image = _packed(tmp_path / "packed")
+    image = _pack_image(tmp_path / "packed")
     control_plane.create_namespace("killed")
     with joined(control_plane, tmp_path, "killed-win", "--label", "killed=here") as process:
         eventually(lambda: is_ready(control_plane, "killed-win"))
-        here = {"killed": "here"}
+        selector = {"killed": "here"}
         control_plane.apply(
-            windows_pod("killed", "stays", image, "app.exe", nodeSelector=here),
-            windows_pod("killed", "leaves", image, "app.exe", nodeSelector=here),
+            windows_pod("killed", "stays", image, "app.exe", nodeSelector=selector),
+            windows_pod("killed", "leaves", image, "app.exe", nodeSelector=selector),
         )
         eventually(lambda: is_pod_ready(control_plane, "killed", "stays"))
         eventually(lambda: is_pod_ready(control_plane, "killed", "leaves"))
@@ -266,16 +270,14 @@ def test_a_node_that_is_killed_finds_its_pods_and_restarts_none(
         path = f"{pods_path('killed')}/leaves"
         control_plane.request("DELETE", path, {"gracePeriodSeconds": 0})
         process.start()
-        control_plane.apply(windows_pod("killed", "new", image, "app.exe", nodeSelector=here))
+        control_plane.apply(windows_pod("killed", "new", image, "app.exe", nodeSelector=selector))
         eventually(lambda: phase(control_plane, "killed", "new") == "Running")
         after = pod(control_plane, "killed", "stays")["status"]["containerStatuses"][0]
         assert after == before
         assert after["restartCount"] == 0
 
 
-def test_static_pods_run_without_the_api_server_and_are_shown_by_mirrors(
-    control_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_static_pods_run_and_have_mirror_pods(control_plane: ControlPlane, tmp_path: Path) -> None:
     manifests = tmp_path / "manifests"
     manifests.mkdir()
     manifest = windows_pod("default", "proxy", IMAGE)
@@ -287,37 +289,37 @@ def test_static_pods_run_without_the_api_server_and_are_shown_by_mirrors(
         assert "kubernetes.io/config.mirror" in mirror["metadata"]["annotations"]
         control_plane.kubectl("delete", "pod", "proxy-static-win", IN_TIME)
 
-        def is_back() -> bool:
+        def is_recreated() -> bool:
             now = pod(control_plane, "default", "proxy-static-win")
-            is_another = bool(now) and now["metadata"]["uid"] != mirror["metadata"]["uid"]
-            return is_another and now["status"].get("phase") == "Running"
+            is_new = bool(now) and now["metadata"]["uid"] != mirror["metadata"]["uid"]
+            return is_new and now["status"].get("phase") == "Running"
 
-        eventually(is_back)
-        again = pod(control_plane, "default", "proxy-static-win")["status"]
+        eventually(is_recreated)
+        recreated = pod(control_plane, "default", "proxy-static-win")["status"]
         assert (
-            again["containerStatuses"][0]["containerID"]
+            recreated["containerStatuses"][0]["containerID"]
             == mirror["status"]["containerStatuses"][0]["containerID"]
         )
         (manifests / "proxy.json").unlink()
         eventually(lambda: not pod(control_plane, "default", "proxy-static-win"))
 
 
-def test_two_builds_and_their_runtime_classes_place_pods_as_story_1_tells(
+def test_story_1_runtime_classes_place_pods_on_two_builds(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     control_plane.create_namespace("story")
-    only = {"example.test/story": "1"}
+    labels = {"example.test/story": "1"}
     for name, build in (("story-1809", BUILD_2019), ("story-2022", BUILD_2022)):
-        made = runtime_class(name, PROCESS, build)
-        made["scheduling"]["nodeSelector"] |= only
-        control_plane.apply(made)
+        manifest = runtime_class(name, PROCESS, build)
+        manifest["scheduling"]["nodeSelector"] |= labels
+        control_plane.apply(manifest)
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text(
         json.dumps(
             {
                 "nodes": [
-                    {"name": "story-a", "build": "2019", "labels": only},
-                    {"name": "story-b", "build": "2022", "labels": only},
+                    {"name": "story-a", "build": "2019", "labels": labels},
+                    {"name": "story-b", "build": "2022", "labels": labels},
                 ]
             }
         )
@@ -326,9 +328,9 @@ def test_two_builds_and_their_runtime_classes_place_pods_as_story_1_tells(
         eventually(lambda: is_ready(control_plane, "story-a"))
         eventually(lambda: is_ready(control_plane, "story-b"))
         for name in ("story-1809", "story-2022"):
-            made = windows_pod("story", name, IMAGE, runtimeClassName=name)
-            del made["spec"]["tolerations"]
-            control_plane.apply(made)
+            manifest = windows_pod("story", name, IMAGE, runtimeClassName=name)
+            del manifest["spec"]["tolerations"]
+            control_plane.apply(manifest)
         eventually(lambda: phase(control_plane, "story", "story-1809") == "Running")
         eventually(lambda: phase(control_plane, "story", "story-2022") == "Running")
         placed = {
@@ -344,7 +346,7 @@ def bootstrap_token(control_plane: ControlPlane) -> Iterator[str]:
         yield token
 
 
-def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
+def test_node_joins_with_a_token_and_serves_with_a_signed_certificate(
     control_plane: ControlPlane, tmp_path: Path, bootstrap_token: str
 ) -> None:
     runtime = simulated_runtime(tmp_path, "2019")
@@ -358,34 +360,34 @@ def test_a_node_joins_with_a_token_and_serves_with_a_certificate_that_is_signed(
     try:
         with process:
             eventually(lambda: is_ready(control_plane, "token-win"))
-            asked = eventually(lambda: requests_of(control_plane, "system:node:token-win"))
-            assert [item["spec"]["signerName"] for item in asked] == [
+            requests = eventually(lambda: requests_of(control_plane, "system:node:token-win"))
+            assert [item["spec"]["signerName"] for item in requests] == [
                 "kubernetes.io/kubelet-serving"
             ]
             serving = tmp_path / "root/nodes/token-win/pki/serving.pem"
-            own = serving.read_bytes()
-            control_plane.kubectl("certificate", "approve", asked[0]["metadata"]["name"])
-            eventually(lambda: serving.read_bytes() != own)
+            self_signed = serving.read_bytes()
+            control_plane.kubectl("certificate", "approve", requests[0]["metadata"]["name"])
+            eventually(lambda: serving.read_bytes() != self_signed)
             assert "client-certificate" in kubeconfig.read_text()
             process.kill()
             process.start()
-            eventually(lambda: _answer_to_nobody(control_plane, "token-win") == UNAUTHORIZED)
+            eventually(lambda: _anonymous_status(control_plane, "token-win") == UNAUTHORIZED)
             assert len(requests_of(control_plane, "system:node:token-win")) == 1
     finally:
         runtime.stop()
         control_plane.request("DELETE", "/api/v1/nodes/token-win")
 
 
-def test_a_node_joins_with_a_bootstrap_kubeconfig_and_comes_back_without_it(
+def test_node_joins_with_a_bootstrap_kubeconfig_and_restarts_without_it(
     control_plane: ControlPlane, tmp_path: Path, bootstrap_token: str
 ) -> None:
-    joining = json.loads(control_plane.public_kubeconfig())
-    joining["users"] = [{"name": "joining", "user": {"token": bootstrap_token}}]
-    cluster = joining["clusters"][0]["name"] = "joined"
+    config = json.loads(control_plane.public_kubeconfig())
+    config["users"] = [{"name": "joining", "user": {"token": bootstrap_token}}]
+    cluster = config["clusters"][0]["name"] = "joined"
     context = {"cluster": cluster, "user": "joining"}
-    joining |= {"contexts": [{"name": "joining", "context": context}], "current-context": "joining"}
+    config |= {"contexts": [{"name": "joining", "context": context}], "current-context": "joining"}
     bootstrap, kubeconfig = tmp_path / "bootstrap.kubeconfig", tmp_path / "kubeconfig"
-    bootstrap.write_text(json.dumps(joining))
+    bootstrap.write_text(json.dumps(config))
     runtime = simulated_runtime(tmp_path, "2019")
     process = NodeProcess(
         tmp_path,
@@ -400,16 +402,16 @@ def test_a_node_joins_with_a_bootstrap_kubeconfig_and_comes_back_without_it(
             assert "client-certificate" in kubeconfig.read_text()
             process.kill()
             bootstrap.unlink()
-            before = _renewed(control_plane, "boot-win")
+            before = _lease_renewed(control_plane, "boot-win")
             process.start()
-            eventually(lambda: _renewed(control_plane, "boot-win") > before)
+            eventually(lambda: _lease_renewed(control_plane, "boot-win") > before)
     finally:
         runtime.stop()
         control_plane.request("DELETE", "/api/v1/nodes/boot-win")
 
 
-def _renewed(cluster: ControlPlane, name: str) -> str:
-    """The time in the node's lease."""
+def _lease_renewed(cluster: ControlPlane, name: str) -> str:
+    """Return the renewal time of the node's lease."""
     return str(found(cluster, f"{LEASES}/{name}").get("spec", {}).get("renewTime", ""))
 
 
@@ -424,38 +426,38 @@ def _renewed(cluster: ControlPlane, name: str) -> str:
     ],
     ids=["two", "none"],
 )
-def test_a_node_registers_with_the_taints_that_it_is_told(
+def test_node_registers_with_its_configured_taints(
     control_plane: ControlPlane,
     tmp_path: Path,
     options: tuple[str, ...],
     taints: set[tuple[str, str, str]],
 ) -> None:
-    """Those of Kubernetes itself come and go with the node's conditions."""
+    """Taints of Kubernetes itself come and go with the node's conditions."""
     with joined(control_plane, tmp_path, f"taints-{len(taints)}", *options):
         eventually(lambda: is_ready(control_plane, f"taints-{len(taints)}"))
-        told = node(control_plane, f"taints-{len(taints)}")["spec"].get("taints", [])
-    own = {(one["key"], one.get("value", ""), one["effect"]) for one in told}
-    assert {one for one in own if not one[0].startswith("node.kubernetes.io/")} == taints
+        registered = node(control_plane, f"taints-{len(taints)}")["spec"].get("taints", [])
+    own = {(taint["key"], taint.get("value", ""), taint["effect"]) for taint in registered}
+    assert {taint for taint in own if not taint[0].startswith("node.kubernetes.io/")} == taints
 
 
-def _answer_to_nobody(cluster: ControlPlane, name: str) -> int:
-    """Of the node's own API, at the port that it tells; 0 where it does not listen."""
-    told = node(cluster, name)["status"]["daemonEndpoints"]
+def _anonymous_status(cluster: ControlPlane, name: str) -> int:
+    """Return the node API's status for an anonymous request, or 0 if it does not listen."""
+    endpoints = node(cluster, name)["status"]["daemonEndpoints"]
     trust = ssl.create_default_context(cafile=cluster.authority)
-    asked = http.client.HTTPSConnection(
-        "127.0.0.1", told["kubeletEndpoint"]["Port"], context=trust, timeout=10
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", endpoints["kubeletEndpoint"]["Port"], context=trust, timeout=10
     )
     try:
-        asked.request("GET", "/pods")
-        return asked.getresponse().status
+        connection.request("GET", "/pods")
+        return connection.getresponse().status
     except OSError:
         return 0
     finally:
-        asked.close()
+        connection.close()
 
 
-def _packed(directory: Path) -> str:
-    """An image in a directory, which a node that runs nothing real pulls all the same."""
+def _pack_image(directory: Path) -> str:
+    """Pack an image into a directory, from which a simulated runtime pulls it."""
     content = directory / "content"
     content.mkdir(parents=True)
     (content / "app.txt").write_text("app")

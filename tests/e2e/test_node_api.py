@@ -1,4 +1,4 @@
-"""kubectl at a node of the real control plane, with real Windows programs in its pods."""
+"""kubectl against a node of a real control plane, with real Windows programs in its pods."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from winpod.kubelet.runtime_client import RuntimeClient
 __all__ = ["home", "node", "programs", "registry"]
 
 
-async def test_logs_are_read_as_kubectl_asks_for_them(node: ApiNode) -> None:
+async def test_logs_honour_the_options_of_kubectl(node: ApiNode) -> None:
     script = "echo one& echo two& echo three 1>&2& ping -n 4 127.0.0.1 >nul& echo four& exit 3"
     await node.start("web", "cmd", "/s", "/c", script, restartPolicy="OnFailure")
     followed = await node.kubectl("logs", "web", "--follow")
@@ -41,13 +41,13 @@ async def test_logs_are_read_as_kubectl_asks_for_them(node: ApiNode) -> None:
 
 
 def is_in_order(lines: Iterable[str]) -> bool:
-    """What came from standard error is there; two streams have no order among them."""
-    of_output = list(lines)
-    of_output.remove("three")
-    return of_output == ["one", "two", "four"]
+    """Whether stdout is in order; stderr may come anywhere in between."""
+    stdout = list(lines)
+    stdout.remove("three")
+    return stdout == ["one", "two", "four"]
 
 
-async def test_a_log_is_followed_while_it_is_rotated(node: ApiNode) -> None:
+async def test_log_is_followed_across_rotations(node: ApiNode) -> None:
     await node.start("web", restartPolicy="Never")
     await node.until_said("web", "listening")
     async with (
@@ -69,21 +69,21 @@ async def test_a_log_is_followed_while_it_is_rotated(node: ApiNode) -> None:
     assert "one" not in await node.kubectl("logs", "web")
 
 
-async def test_a_command_is_executed_with_input_terminal_and_exit_code(node: ApiNode) -> None:
+async def test_exec_has_input_terminal_and_exit_code(node: ApiNode) -> None:
     await node.start("web")
-    ran = await node.run("exec", "web", "--", "cmd", "/c", "echo out& echo err 1>&2& exit 7")
-    assert (ran.code, ran.out.strip(), "err" in ran.err) == (7, "out", True)
-    said = await node.kubectl("exec", "-i", "web", "--", TALKER, stdin=b"hello\n")
-    assert said == "listening\nheard hello\nno more input\n"
+    result = await node.run("exec", "web", "--", "cmd", "/c", "echo out& echo err 1>&2& exit 7")
+    assert (result.code, result.out.strip(), "err" in result.err) == (7, "out", True)
+    output = await node.kubectl("exec", "-i", "web", "--", TALKER, stdin=b"hello\n")
+    assert output == "listening\nheard hello\nno more input\n"
     async with (
         asyncio.timeout(PATIENCE),
-        terminal() as (ours, theirs),
-        node.running("exec", "-it", "web", "--", "cmd", terminal=theirs) as process,
+        terminal() as (screen, tty),
+        node.running("exec", "-it", "web", "--", "cmd", terminal=tty) as process,
     ):
-        await ours.until("C:\\>")
-        ours.type("ver\r")
-        await ours.until("Microsoft Windows 10.0.20348")
-        ours.type("exit\r")
+        await screen.until("C:\\>")
+        screen.type("ver\r")
+        await screen.until("Microsoft Windows 10.0.20348")
+        screen.type("exit\r")
         assert await process.wait() == 0
 
 
@@ -129,7 +129,7 @@ def tree_in(folder: Path) -> dict[Path, bytes | None]:
     return {name: None if path.is_dir() else path.read_bytes() for name, path in found.items()}
 
 
-async def test_a_program_is_attached_to_and_its_port_forwarded(node: ApiNode) -> None:
+async def test_attach_and_port_forward(node: ApiNode) -> None:
     await node.start("web", restartPolicy="Never")
     await node.until_said("web", "listening")
     async with node.running("attach", "-i", "web") as process, asyncio.timeout(PATIENCE):
@@ -144,9 +144,9 @@ async def test_a_program_is_attached_to_and_its_port_forwarded(node: ApiNode) ->
     forward = ("port-forward", "pod/server", ":8080", "--address", LOOPBACK)
     async with node.running(*forward) as process, asyncio.timeout(PATIENCE):
         assert process.stdout
-        said = (await process.stdout.readline()).decode()
-        listening = re.search(rf"Forwarding from {LOOPBACK}:(\d+) -> 8080", said)
-        assert listening, said
+        line = (await process.stdout.readline()).decode()
+        listening = re.search(rf"Forwarding from {LOOPBACK}:(\d+) -> 8080", line)
+        assert listening, line
         port = listening[1]
         async with aiohttp.ClientSession() as http:
             for path in ("/one", "/two"):
@@ -154,7 +154,7 @@ async def test_a_program_is_attached_to_and_its_port_forwarded(node: ApiNode) ->
                     assert await response.text() == f"{path} from Windows"
 
 
-async def test_what_is_used_is_told_as_a_metrics_server_reads_it(node: ApiNode) -> None:
+async def test_usage_is_reported_as_metrics_server_reads_it(node: ApiNode) -> None:
     await node.start("web")
     admin = as_user(node.plane, "admin", "system:masters")
     async with aiohttp.ClientSession(node.url, connector=aiohttp.TCPConnector(ssl=admin)) as http:
@@ -178,7 +178,7 @@ async def test_what_is_used_is_told_as_a_metrics_server_reads_it(node: ApiNode) 
     assert {volume["name"].rpartition("-")[0] for volume in pod["volume"]} == {"kube-api-access"}
 
 
-async def test_only_those_that_the_api_server_lets_may_ask(node: ApiNode) -> None:
+async def test_requests_are_authorized_by_the_api_server(node: ApiNode) -> None:
     plane, trust = node.plane, ssl.create_default_context(cafile=str(node.plane.authority))
     await node.kubectl("create", "serviceaccount", "scraper")
     await node.kubectl("create", "clusterrole", node.name, "--verb=get", "--resource=nodes/metrics")
@@ -187,29 +187,29 @@ async def test_only_those_that_the_api_server_lets_may_ask(node: ApiNode) -> Non
         "create", "clusterrolebinding", node.name, f"--clusterrole={node.name}", account
     )
     token = (await node.kubectl("create", "token", "scraper")).strip()
-    may_i = ("auth", "can-i", "get", "nodes", "--subresource=metrics")
-    who = f"--as=system:serviceaccount:{node.name}:scraper"
+    can_i = ("auth", "can-i", "get", "nodes", "--subresource=metrics")
+    impersonate = f"--as=system:serviceaccount:{node.name}:scraper"
     async with asyncio.timeout(PATIENCE):
-        while (await node.run(*may_i, who)).code:  # noqa: ASYNC110
+        while (await node.run(*can_i, impersonate)).code:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     async with aiohttp.ClientSession() as http:
 
-        async def status(path: str, shown: ssl.SSLContext = trust, **headers: str) -> int:
-            async with http.get(node.url + path, ssl=shown, headers=headers) as response:
+        async def status(path: str, context: ssl.SSLContext = trust, **headers: str) -> int:
+            async with http.get(node.url + path, ssl=context, headers=headers) as response:
                 return response.status
 
         assert await status("/metrics") == 401
         assert await status("/metrics", Authorization="Bearer nonsense") == 401
         assert await status("/metrics", Authorization=f"Bearer {token}") == 200
         assert await status("/pods", Authorization=f"Bearer {token}") == 403
-        assert await status("/pods", shown=as_user(plane, "admin", "system:masters")) == 200
-        assert await status("/pods", shown=as_user(plane, "nobody")) == 403
+        assert await status("/pods", context=as_user(plane, "admin", "system:masters")) == 200
+        assert await status("/pods", context=as_user(plane, "nobody")) == 403
         with pytest.raises(aiohttp.ClientError):
-            await status("/pods", shown=ssl.create_default_context())
+            await status("/pods", context=ssl.create_default_context())
 
 
 def as_user(plane: ControlPlane, user: str, *groups: str) -> ssl.SSLContext:
-    shown = plane.client_certificate(user, *groups)
+    client = plane.client_certificate(user, *groups)
     context = ssl.create_default_context(cafile=str(plane.authority))
-    context.load_cert_chain(shown.certificate, shown.key)
+    context.load_cert_chain(client.certificate, client.key)
     return context

@@ -1,4 +1,4 @@
-"""Certificates of a node that end soon, and authorities that change, while the node goes on."""
+"""Certificate rotation and CA changes while a node keeps running."""
 
 import asyncio
 import base64
@@ -38,13 +38,13 @@ NAME = "short-win"
 USER = f"system:node:{NAME}"
 LOOPBACK = "127.0.0.1"
 SHORT = "90s"
-"""Signers date back by five minutes, so four fifths of this life are over twelve seconds in."""
+"""Signers backdate by five minutes, so 80% of this lifetime is over after 12 seconds."""
 CREDENTIAL = "authentication.kubernetes.io/credential-id"
 
 
 @dataclass
 class ShortLived:
-    """A node that joined with a token, in a cluster that signs for a short while only."""
+    """A node that joined with a token, in a cluster that signs short-lived certificates."""
 
     plane: ControlPlane
     process: NodeProcess
@@ -53,11 +53,11 @@ class ShortLived:
 
     @property
     def port(self) -> int:
-        told = node(self.plane, NAME)["status"]["daemonEndpoints"]
-        return int(told["kubeletEndpoint"]["Port"])
+        endpoints = node(self.plane, NAME)["status"]["daemonEndpoints"]
+        return int(endpoints["kubeletEndpoint"]["Port"])
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Meanwhile, serving certificates are approved, which nobody else does."""
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait, and meanwhile approve serving certificates, which no controller does."""
         eventually(lambda: self._approve() and holds())
 
     def _approve(self) -> bool:
@@ -70,8 +70,8 @@ class ShortLived:
     def client(self) -> str:
         return fingerprint((self.pki / "client.pem").read_bytes())
 
-    def shown(self) -> str:
-        """The certificate that the node's API shows, if it is of the cluster, else nothing."""
+    def served(self) -> str:
+        """Fingerprint of the node API's certificate, or empty if the CA did not sign it."""
         trust = ssl.create_default_context(cafile=str(self.plane.authority))
         try:
             status, certificate, _ = self._get("/healthz", trust)
@@ -82,37 +82,37 @@ class ShortLived:
 
     def status_for(self, client: Certificate) -> int:
         try:
-            return self._get("/healthz", self._showing(client))[0]
+            return self._get("/healthz", self._client_context(client))[0]
         except OSError:
             return 0
 
     def seconds_left(self, client: Certificate) -> dict[str, float]:
-        """Of the node's certificates, as its metrics tell it."""
-        *_, text = self._get("/metrics", self._showing(client))
+        """Remaining lifetime of the node's certificates, from its metrics."""
+        *_, text = self._get("/metrics", self._client_context(client))
         found = re.findall(r"^kubelet_certificate_manager_(\w+)_ttl_seconds (\S+)$", text, re.M)
         return {name: float(value) for name, value in found}
 
-    def _showing(self, client: Certificate) -> ssl.SSLContext:
+    def _client_context(self, client: Certificate) -> ssl.SSLContext:
         trust = ssl.create_default_context(cafile=str(self.plane.authority))
         trust.load_cert_chain(client.certificate, client.key)
         return trust
 
     def _get(self, path: str, trust: ssl.SSLContext) -> tuple[int, str, str]:
-        asked = http.client.HTTPSConnection(LOOPBACK, self.port, context=trust, timeout=10)
+        connection = http.client.HTTPSConnection(LOOPBACK, self.port, context=trust, timeout=10)
         try:
-            asked.connect()
-            certificate = asked.sock.getpeercert(binary_form=True)
+            connection.connect()
+            certificate = connection.sock.getpeercert(binary_form=True)
             assert certificate
-            asked.request("GET", path)
+            connection.request("GET", path)
             found = x509.load_der_x509_certificate(certificate)
-            response = asked.getresponse()
+            response = connection.getresponse()
             shown = found.fingerprint(hashes.SHA256()).hex()
             return response.status, shown, response.read().decode()
         finally:
-            asked.close()
+            connection.close()
 
-    def asked_with(self) -> set[str]:
-        """The client certificates that requests of the node were made with."""
+    def requested_with(self) -> set[str]:
+        """Fingerprints of the client certificates that the node's CSRs were sent with."""
         extras = (item["spec"].get("extra", {}) for item in requests_of(self.plane, USER))
         shown = (text for extra in extras for text in extra.get(CREDENTIAL, []))
         return {text.removeprefix("X509SHA256=") for text in shown}
@@ -143,38 +143,38 @@ def short_lived(tmp_path: Path) -> Iterator[ShortLived]:
             runtime.stop()
 
 
-def test_certificates_are_renewed_in_time_and_authorities_believed_without_a_restart(
+def test_certificates_are_rotated_and_ca_is_reloaded_without_a_restart(
     short_lived: ShortLived, tmp_path: Path
 ) -> None:
     first = short_lived.client()
-    shown: set[str] = set()
+    served: set[str] = set()
 
-    def has_shown(count: int) -> bool:
-        shown.update({short_lived.shown()} - {""})
-        return len(shown) >= count
+    def has_served(count: int) -> bool:
+        served.update({short_lived.served()} - {""})
+        return len(served) >= count
 
-    short_lived.until(lambda: has_shown(1))
-    short_lived.until(lambda: short_lived.client() != first)
-    before = short_lived.asked_with()
+    short_lived.wait_until(lambda: has_served(1))
+    short_lived.wait_until(lambda: short_lived.client() != first)
+    before = short_lived.requested_with()
     assert before
-    short_lived.until(lambda: has_shown(2))
-    short_lived.until(lambda: bool(short_lived.asked_with() - before - {first}))
+    short_lived.wait_until(lambda: has_served(2))
+    short_lived.wait_until(lambda: bool(short_lived.requested_with() - before - {first}))
 
     newer = new_authority(tmp_path, "newer")
-    somebody = newer.client("somebody", "somebody", "system:masters")
-    assert short_lived.status_for(somebody) == 0
-    old = short_lived.plane.client_certificate("admin-again", "system:masters")
-    believe(short_lived.kubeconfig, short_lived.plane.authority, newer.certificate)
-    short_lived.until(lambda: short_lived.status_for(somebody) == HTTPStatus.OK)
-    short_lived.until(lambda: short_lived.status_for(old) == HTTPStatus.OK)
-    left = short_lived.seconds_left(old)
-    assert left["client"] < 90
-    assert left["server"] < 90
+    new_client = newer.client("somebody", "somebody", "system:masters")
+    assert short_lived.status_for(new_client) == 0
+    old_client = short_lived.plane.client_certificate("admin-again", "system:masters")
+    set_authorities(short_lived.kubeconfig, short_lived.plane.authority, newer.certificate)
+    short_lived.wait_until(lambda: short_lived.status_for(new_client) == HTTPStatus.OK)
+    short_lived.wait_until(lambda: short_lived.status_for(old_client) == HTTPStatus.OK)
+    remaining = short_lived.seconds_left(old_client)
+    assert remaining["client"] < 90
+    assert remaining["server"] < 90
     assert is_ready(short_lived.plane, NAME)
     assert "Reloaded the kubeconfig of node" in short_lived.process.log.read_text()
 
 
-async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_the_beginning(
+async def test_expired_client_certificate_is_replaced_by_bootstrapping(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     identity = NodeIdentity("late-win", tmp_path / "kubeconfig", tmp_path / "pki")
@@ -184,25 +184,25 @@ async def test_a_certificate_that_ended_while_nobody_looked_is_asked_for_as_at_t
     write_kubeconfig(identity.kubeconfig, control_plane.server, authority, identity.client)
     with bootstrap_token_of(control_plane) as token:
 
-        async def joining() -> RestConfig:
+        async def bootstrap() -> RestConfig:
             return token_config(control_plane.server, token, authority)
 
         access = read_kubeconfig(identity.kubeconfig)
         server = ApiClient(access)
-        kept = asyncio.gather(
-            rotate_client_certificate(identity, server, joining, RenewalErrors()),
+        tasks = asyncio.gather(
+            rotate_client_certificate(identity, server, bootstrap, RenewalErrors()),
             watch_kubeconfig(identity, access, server),
         )
         try:
             async with asyncio.timeout(300):
-                while not await is_known(server):  # noqa: ASYNC110
+                while not await is_authenticated(server):  # noqa: ASYNC110
                     await asyncio.sleep(0.3)
         finally:
-            kept.cancel()
+            tasks.cancel()
             await server.close()
 
 
-async def is_known(server: ApiClient) -> bool:
+async def is_authenticated(server: ApiClient) -> bool:
     review = authentication_v1.SelfSubjectReview()
     try:
         answer = await server.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
@@ -212,11 +212,11 @@ async def is_known(server: ApiClient) -> bool:
     return user is not None and user.username == "system:node:late-win"
 
 
-def believe(kubeconfig: Path, *authorities: Path) -> None:
+def set_authorities(kubeconfig: Path, *authorities: Path) -> None:
     document = json.loads(kubeconfig.read_text())
     bundle = b"".join(authority.read_bytes() for authority in authorities)
-    told = document["clusters"][0]["cluster"]
-    told["certificate-authority-data"] = base64.b64encode(bundle).decode()
+    cluster = document["clusters"][0]["cluster"]
+    cluster["certificate-authority-data"] = base64.b64encode(bundle).decode()
     new = kubeconfig.with_suffix(".new")
     new.write_text(json.dumps(document))
     new.replace(kubeconfig)

@@ -1,4 +1,4 @@
-"""A node of a real cluster in trouble: its API server, runtime, credentials, watch or clock go."""
+"""Failures of a node in a real cluster: API server, runtime, credentials, watch and clock."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ exit %CODE%
 def simulated(
     cluster: ControlPlane, directory: Path, name: str, kubeconfig: Path | None = None, **more: Any
 ) -> Iterator[NodeProcess]:
-    """A node that runs nothing, and the namespace of its name for its pods."""
+    """Run a simulated node; its pods use the namespace of the same name."""
     cluster.create_namespace(name)
     access = str(kubeconfig or cluster.kubeconfig)
     arguments = ("--kubeconfig", access, "--simulated", "--name", name)
@@ -77,32 +77,30 @@ def simulated(
         cluster.request("DELETE", f"/api/v1/nodes/{name}")
 
 
-def on(name: str, pod_name: str, *command: str, **spec: Any) -> dict[str, Any]:
-    """A pod of that node's namespace, bound to it."""
+def pod_on(name: str, pod_name: str, *command: str, **spec: Any) -> dict[str, Any]:
+    """A pod in the node's namespace, bound to the node."""
     return windows_pod(name, pod_name, IMAGE, *command, nodeName=name, **spec)
 
 
-def app_of(cluster: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
+def app_status(cluster: ControlPlane, namespace: str, name: str) -> dict[str, Any]:
     statuses = pod(cluster, namespace, name).get("status", {}).get("containerStatuses", [{}])
     return dict(statuses[0])
 
 
-def test_a_status_that_somebody_else_wrote_over_is_told_again(
-    control_plane: ControlPlane, tmp_path: Path
-) -> None:
-    """As the node controller does when it has not heard of a node for a while."""
+def test_overwritten_pod_status_is_restored(control_plane: ControlPlane, tmp_path: Path) -> None:
+    """The node controller overwrites it when a node has been silent for a while."""
     name = "overwritten"
     with simulated(control_plane, tmp_path, name):
-        control_plane.apply(on(name, "web"))
+        control_plane.apply(pod_on(name, "web"))
         eventually(lambda: is_pod_ready(control_plane, name, "web"))
-        theirs = {"type": "example.test/a", "status": "A"}
+        foreign = {"type": "example.test/a", "status": "A"}
         unready = {"type": "Ready", "status": "False"}
-        _patch_status(control_plane, "pod", "web", unready, theirs, namespace=name)
+        _patch_status(control_plane, "pod", "web", unready, foreign, namespace=name)
         eventually(lambda: is_pod_ready(control_plane, name, "web"))
         assert condition(pod(control_plane, name, "web"), "example.test/a")["status"] == "A"
 
 
-def test_a_node_that_was_not_heard_of_says_again_that_it_is_ready(
+def test_node_marked_unknown_reports_ready_again(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     name = "unheard"
@@ -117,33 +115,33 @@ def test_a_node_that_was_not_heard_of_says_again_that_it_is_ready(
         eventually(lambda: is_ready(control_plane, name))
 
 
-def test_a_watch_whose_place_the_server_forgot_begins_anew_and_loses_nothing(
+def test_expired_watch_is_relisted_without_loss(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     name = "forgotten"
     with simulated(control_plane, tmp_path, name) as process:
-        control_plane.apply(on(name, "stays"), on(name, "leaves"))
+        control_plane.apply(pod_on(name, "stays"), pod_on(name, "leaves"))
         eventually(lambda: is_pod_ready(control_plane, name, "stays"))
         eventually(lambda: is_pod_ready(control_plane, name, "leaves"))
-        before = app_of(control_plane, name, "stays")
+        before = app_status(control_plane, name, "stays")
         os.kill(process.pid, signal.SIGSTOP)
         try:
-            # What the node knows is older than all that a new server remembers.
+            # The node's resource version is older than the watch cache of a restarted server.
             control_plane.create_namespace(f"{name}-later")
             control_plane.stop_api_server()
             control_plane.start_api_server()
-            away = {"gracePeriodSeconds": 0}
-            control_plane.request("DELETE", f"{pods_path(name)}/leaves", away)
-            control_plane.apply(on(name, "leaves"), on(name, "comes"))
+            at_once = {"gracePeriodSeconds": 0}
+            control_plane.request("DELETE", f"{pods_path(name)}/leaves", at_once)
+            control_plane.apply(pod_on(name, "leaves"), pod_on(name, "comes"))
         finally:
             os.kill(process.pid, signal.SIGCONT)
         eventually(lambda: is_pod_ready(control_plane, name, "comes"))
         eventually(lambda: is_pod_ready(control_plane, name, "leaves"))
         assert "Watch of /api/v1/pods expired, listing again" in process.log.read_text()
-        assert app_of(control_plane, name, "stays") == before
+        assert app_status(control_plane, name, "stays") == before
 
 
-def test_a_token_that_ends_is_read_again_from_its_file(
+def test_revoked_token_is_read_again_from_its_file(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     name = "tokens"
@@ -152,47 +150,45 @@ def test_a_token_that_ends_is_read_again_from_its_file(
     file.write_text(first)
     kubeconfig = _with_user(control_plane, tmp_path, {"tokenFile": "token"})
     with simulated(control_plane, tmp_path, name, kubeconfig) as process:
-        control_plane.apply(on(name, "stays"))
+        control_plane.apply(pod_on(name, "stays"))
         eventually(lambda: is_pod_ready(control_plane, name, "stays"))
-        before = app_of(control_plane, name, "stays")
+        before = app_status(control_plane, name, "stays")
         control_plane.kubectl("delete", "secret", "one", "-n", name)
         eventually(lambda: "Unauthorized" in process.log.read_text())
-        control_plane.apply(on(name, "later"))
+        control_plane.apply(pod_on(name, "later"))
         file.write_text(second)
         eventually(lambda: is_pod_ready(control_plane, name, "later"))
-        assert app_of(control_plane, name, "stays") == before
+        assert app_status(control_plane, name, "stays") == before
 
 
-def test_a_clock_that_jumps_changes_nothing_for_pods(
-    control_plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_clock_jumps_do_not_affect_pods(control_plane: ControlPlane, tmp_path: Path) -> None:
     name = "jumps"
     clock = tmp_path / "clock"
     clock.write_text("+0")
-    faked = {
+    environment = {
         "LD_PRELOAD": FAKETIME,
         "FAKETIME_TIMESTAMP_FILE": clock,
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    before = ("env", *(f"{key}={value}" for key, value in faked.items()))
+    before = ("env", *(f"{key}={value}" for key, value in environment.items()))
 
     def renewed() -> str:
         return str(found(control_plane, f"{LEASES}/{name}").get("spec", {}).get("renewTime", ""))
 
     def restarts() -> int:
-        return int(app_of(control_plane, name, "crashes").get("restartCount", 0))
+        return int(app_status(control_plane, name, "crashes").get("restartCount", 0))
 
     with simulated(control_plane, tmp_path, name, before=before):
-        control_plane.apply(on(name, "stays"), on(name, "crashes", *CRASHES))
+        control_plane.apply(pod_on(name, "stays"), pod_on(name, "crashes", *CRASHES))
         eventually(lambda: is_pod_ready(control_plane, name, "stays"))
         eventually(lambda: restarts() >= 1)
-        stays = app_of(control_plane, name, "stays")
+        stays = app_status(control_plane, name, "stays")
 
         def jump(offset: str) -> None:
             first, crashed = renewed(), restarts()
             ahead = f"{datetime.now(UTC) + timedelta(hours=1):%FT%T}"
-            control_plane.apply(on(name, "ends", "simulate", "0", "6", restartPolicy="Never"))
+            control_plane.apply(pod_on(name, "ends", "simulate", "0", "6", restartPolicy="Never"))
             eventually(lambda: phase(control_plane, name, "ends") in ("Running", "Succeeded"))
             clock.write_text(offset)
             eventually(lambda: phase(control_plane, name, "ends") == "Succeeded")
@@ -203,11 +199,11 @@ def test_a_clock_that_jumps_changes_nothing_for_pods(
         jump("+2h")
         jump("+0")
         assert is_ready(control_plane, name)
-        assert app_of(control_plane, name, "stays") == stays
+        assert app_status(control_plane, name, "stays") == stays
 
 
-async def test_tokens_in_volumes_are_renewed_before_they_end(control_plane: ControlPlane) -> None:
-    """The clocks are the test's: the least life that a server gives is ten minutes."""
+async def test_volume_tokens_are_renewed_before_they_expire(control_plane: ControlPlane) -> None:
+    """Uses fake clocks: the shortest lifetime that the API server grants is ten minutes."""
     control_plane.create_namespace("renewed")
     control_plane.apply(windows_pod("renewed", "web", IMAGE))
     web = read(v1.Pod, pod(control_plane, "renewed", "web"))
@@ -239,11 +235,11 @@ async def test_tokens_in_volumes_are_renewed_before_they_end(control_plane: Cont
         await server.close()
 
 
-def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsCluster) -> None:
-    ns, win = "rollout", "win-2019"
+def test_node_killed_during_a_rollout_finishes_it(cluster: WindowsCluster) -> None:
+    ns, name = "rollout", "win-2019"
     cluster.plane.create_namespace(ns)
     labels = {"app": "app"}
-    spec = windows_spec(cluster.image, *SLEEP, node=win)
+    spec = windows_spec(cluster.image, *SLEEP, node=name)
     cluster.plane.apply(
         {
             "apiVersion": "apps/v1",
@@ -251,7 +247,7 @@ def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsC
             "metadata": {"name": "app", "namespace": ns},
             "spec": {
                 "replicas": 3,
-                "minReadySeconds": 5,  # the middle lasts long enough to be seen
+                "minReadySeconds": 5,  # keeps the rollout in progress long enough
                 "selector": {"matchLabels": labels},
                 "template": {"metadata": {"labels": labels}, "spec": spec},
             },
@@ -259,56 +255,60 @@ def test_a_node_killed_in_the_middle_of_a_roll_out_finishes_it(cluster: WindowsC
     )
     cluster.until_rolled_out(ns, "deployment/app")
     cluster.kubectl("set", "env", "deployment/app", "-n", ns, "VERSION=two")
-    cluster.until("the second of three new pods comes", lambda: _updated(cluster, ns) >= 2)
-    cluster.nodes[win].kill()
-    cluster.nodes[win].start()
+    cluster.until("two of three pods are updated", lambda: _updated(cluster, ns) >= 2)
+    cluster.nodes[name].kill()
+    cluster.nodes[name].start()
     cluster.until_rolled_out(ns, "deployment/app")
-    cluster.until("the old pods are gone", lambda: len(_pods(cluster, ns)) == 3)
-    for one in _pods(cluster, ns):
-        (app,) = one["status"]["containerStatuses"]
-        assert "terminated" not in app["lastState"], "none that ran has ended"
-        told = cluster.exec(ns, one["metadata"]["name"], "cmd", "/c", "echo %VERSION%")
-        assert told.strip() == "two"
-    socket = cluster.nodes[win].log.parent / f"root/nodes/{win}/cri.sock"
-    cluster.until("nothing is left of them", lambda: len(_sandboxes(socket, ns)) == 3)
+    cluster.until("the old pods are deleted", lambda: len(_pods(cluster, ns)) == 3)
+    for running in _pods(cluster, ns):
+        (app,) = running["status"]["containerStatuses"]
+        assert "terminated" not in app["lastState"], "no running container has exited"
+        version = cluster.exec(ns, running["metadata"]["name"], "cmd", "/c", "echo %VERSION%")
+        assert version.strip() == "two"
+    socket = cluster.nodes[name].log.parent / f"root/nodes/{name}/cri.sock"
+    cluster.until("their sandboxes are removed", lambda: len(_sandboxes(socket, ns)) == 3)
     cluster.kubectl("delete", "deployment", "app", "-n", ns)
 
 
-def test_a_runtime_killed_apart_from_its_agent_comes_back_to_the_same_containers(
+def test_runtime_killed_under_its_agent_recovers_its_containers(
     cluster: WindowsCluster, base: Base, tmp_path: Path
 ) -> None:
     ns, name = "apart", "win-apart"
     cluster.plane.create_namespace(ns)
-    with _node_with_a_runtime_apart(cluster, base, tmp_path, name) as start_runtime:
+    with _node_with_separate_runtime(cluster, base, tmp_path, name) as start_runtime:
         runtime = start_runtime()
         cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
         probe = {"exec": {"command": ["cmd", "/c", "exit 0"]}, "periodSeconds": 5}
         probe |= {"timeoutSeconds": 60}
         spec = windows_spec(cluster.image, *SLEEP, node=name, container={"livenessProbe": probe})
-        cluster.plane.apply(_in(ns, "stays", spec))
+        cluster.plane.apply(_pod(ns, "stays", spec))
         cluster.until_ready(ns, "stays")
-        before = _app(cluster, ns, "stays")
+        before = _app_status(cluster, ns, "stays")
         runtime.kill()
-        said = partial(condition, kind="Ready")
+        ready = partial(condition, kind="Ready")
         cluster.until(
-            "the node says that its runtime is down",
+            "the node reports that its runtime is down",
             lambda: (
-                "container runtime is down" in said(node(cluster.plane, name)).get("message", "")
+                "container runtime is down" in ready(node(cluster.plane, name)).get("message", "")
             ),
         )
         assert not is_ready(cluster.plane, name)
         start_runtime()
         cluster.until("the node is ready again", partial(is_ready, cluster.plane, name))
         assert cluster.exec(ns, "stays", "cmd", "/c", "echo again").strip() == "again"
-        cluster.until("its log", lambda: "here" in cluster.kubectl("logs", "stays", "-n", ns))
-        cluster.plane.apply(_in(ns, "new", windows_spec(cluster.image, *SLEEP, node=name)))
+        cluster.until(
+            "its log is readable", lambda: "here" in cluster.kubectl("logs", "stays", "-n", ns)
+        )
+        cluster.plane.apply(_pod(ns, "new", windows_spec(cluster.image, *SLEEP, node=name)))
         cluster.until_ready(ns, "new", "stays")
-        assert _app(cluster, ns, "stays") == before
+        assert _app_status(cluster, ns, "stays") == before
         cluster.delete_pods(ns)
-        cluster.until("nothing is left", lambda: not _sandboxes(tmp_path / "cri.sock", ns))
+        cluster.until(
+            "the sandboxes are removed", lambda: not _sandboxes(tmp_path / "cri.sock", ns)
+        )
 
 
-def test_pods_go_through_a_minute_without_the_api_server(
+def test_pods_survive_a_minute_without_the_api_server(
     cluster: WindowsCluster, tmp_path: Path
 ) -> None:
     ns = "minute"
@@ -316,13 +316,13 @@ def test_pods_go_through_a_minute_without_the_api_server(
     settings = {"name": "settings", "namespace": ns}
     cluster.plane.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": settings, "data": {"CODE": "3"}},
-        _in(ns, "stays", windows_spec(cluster.image, *SLEEP)),
-        _in(ns, "crashes", _spec_that_crashes(cluster.image, tmp_path)),
-        _in(ns, "turns", _spec_that_turns_unready(cluster.image, tmp_path)),
+        _pod(ns, "stays", windows_spec(cluster.image, *SLEEP)),
+        _pod(ns, "crashes", _spec_that_crashes(cluster.image, tmp_path)),
+        _pod(ns, "turns", _spec_that_turns_unready(cluster.image, tmp_path)),
     )
     cluster.until_ready(ns, "stays", "crashes", "turns")
-    before = _app(cluster, ns, "stays")
-    assert _app(cluster, ns, "crashes")["restartCount"] == 0
+    before = _app_status(cluster, ns, "stays")
+    assert _app_status(cluster, ns, "crashes")["restartCount"] == 0
     cluster.plane.stop_api_server()
     (tmp_path / "crash").touch()
     (tmp_path / "unready").touch()
@@ -331,38 +331,40 @@ def test_pods_go_through_a_minute_without_the_api_server(
     for name in BUILDS:
         cluster.until("the node is ready", partial(is_ready, cluster.plane, name))
     cluster.until_ready(ns, "stays")
-    assert _app(cluster, ns, "stays") == before
-    cluster.until("the crash is told", lambda: _app(cluster, ns, "crashes")["restartCount"])
-    assert _app(cluster, ns, "crashes")["lastState"]["terminated"]["exitCode"] == 3
-    unready = partial(condition, kind="Ready")
+    assert _app_status(cluster, ns, "stays") == before
     cluster.until(
-        "the probe's answer is told",
-        lambda: unready(cluster.get(ns, "pod", "turns"))["status"] == "False",
+        "the crash is reported", lambda: _app_status(cluster, ns, "crashes")["restartCount"]
     )
-    assert _app(cluster, ns, "turns")["restartCount"] == 0
+    assert _app_status(cluster, ns, "crashes")["lastState"]["terminated"]["exitCode"] == 3
+    ready = partial(condition, kind="Ready")
+    cluster.until(
+        "the failed probe is reported",
+        lambda: ready(cluster.get(ns, "pod", "turns"))["status"] == "False",
+    )
+    assert _app_status(cluster, ns, "turns")["restartCount"] == 0
     events = cluster.kubectl("get", "events", "-n", ns)
-    assert "Marking for deletion" not in events, "of the taint manager"
+    assert "Marking for deletion" not in events, "the taint manager evicted a pod"
     cluster.delete_pods(ns)
 
 
 @contextmanager
-def _node_with_a_runtime_apart(
+def _node_with_separate_runtime(
     cluster: WindowsCluster, base: Base, folder: Path, name: str
 ) -> Iterator[Callable[[], ServerProcess]]:
-    """An agent on a machine of the cluster; what starts its runtime is told."""
+    """Run an agent on a machine of the cluster; yield a function that starts its runtime."""
     machine, root = cluster.machines["win-2022"], folder / "runtime"
     root.mkdir()
     link_base(root, base)
     config = folder / "config.toml"
     config.write_text("[runtime]\nwarm_shells = 0\n")
-    entering = (*machine.entering, "env", f"WINPOD_CONFIG={config}")
+    prefix = (*machine.entering, "env", f"WINPOD_CONFIG={config}")
     serving = cluster.plane.serving_certificate(f"{name}-serving", f"IP:{machine.address}")
     kubeconfig = cluster.plane.kubeconfig_for(f"system:node:{name}", "system:nodes")
     running: list[ServerProcess] = []
 
     def start_runtime() -> ServerProcess:
         command = [
-            *(*entering, *WINPOD, "runtime", "--host-build", "2022", "--root", str(root)),
+            *(*prefix, *WINPOD, "runtime", "--host-build", "2022", "--root", str(root)),
             *("--socket", str(folder / "cri.sock")),
         ]
         running.append(ServerProcess("runtime", command, folder / "runtime.log"))
@@ -375,7 +377,7 @@ def _node_with_a_runtime_apart(
         *("--node-ip", machine.address, "--cluster-cidr", POD_RANGE),
         *("--tls-cert-file", str(serving.certificate)),
         *("--tls-private-key-file", str(serving.key)),
-        before=entering,
+        before=prefix,
     )
     try:
         with agent:
@@ -387,14 +389,16 @@ def _node_with_a_runtime_apart(
             process.stop()
 
 
-def _in(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _pod(namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _spec_that_crashes(image: str, folder: Path) -> dict[str, Any]:
-    """Once, when a file says so; its exit code comes from a config map, as a variable and as a file
-    that must be there."""
+    """A container that crashes once when a file exists.
+
+    Its exit code comes from a ConfigMap, as a variable and as a file.
+    """
     (folder / "app.cmd").write_text(CRASHES_ONCE.replace("\n", "\r\n"))
     spec = windows_spec(image, "cmd", "/c", "C:\\folder\\app.cmd")
     _mount(spec, "folder", hostPath={"path": str(folder)})
@@ -404,7 +408,7 @@ def _spec_that_crashes(image: str, folder: Path) -> dict[str, Any]:
 
 
 def _spec_that_turns_unready(image: str, folder: Path) -> dict[str, Any]:
-    """When a file says so."""
+    """A container that becomes unready when a file exists."""
     line = "if exist C:\\folder\\unready exit 1"
     probe = {"exec": {"command": ["cmd", "/c", line]}, "timeoutSeconds": 60}
     probe |= {"periodSeconds": 2, "failureThreshold": 1}
@@ -414,14 +418,14 @@ def _spec_that_turns_unready(image: str, folder: Path) -> dict[str, Any]:
 
 
 def _mount(spec: dict[str, Any], name: str, **volume: Any) -> None:
-    """In its one container."""
+    """Mount a volume in the only container."""
     (container,) = spec["containers"]
     spec.setdefault("volumes", []).append({"name": name, **volume})
     mount = {"name": name, "mountPath": f"C:\\{name}"}
     container.setdefault("volumeMounts", []).append(mount)
 
 
-def _app(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:
+def _app_status(cluster: WindowsCluster, namespace: str, name: str) -> dict[str, Any]:
     return dict(cluster.get(namespace, "pod", name)["status"]["containerStatuses"][0])
 
 
@@ -449,12 +453,12 @@ def _patch_status(
     cluster: ControlPlane, kind: str, name: str, *conditions: dict[str, str], namespace: str = ""
 ) -> None:
     patch = json.dumps({"status": {"conditions": conditions}})
-    where = ("-n", namespace) if namespace else ()
-    cluster.kubectl("patch", kind, name, *where, "--subresource=status", "-p", patch)
+    scope = ("-n", namespace) if namespace else ()
+    cluster.kubectl("patch", kind, name, *scope, "--subresource=status", "-p", patch)
 
 
 def _bound_token(cluster: ControlPlane, namespace: str, secret: str) -> str:
-    """Of a service account that may do everything, for as long as the secret exists."""
+    """Token of a cluster-admin service account, valid as long as the secret exists."""
     cluster.create_namespace(namespace)
     account = {"name": "fleet", "namespace": namespace}
     cluster.apply(
@@ -477,7 +481,7 @@ def _bound_token(cluster: ControlPlane, namespace: str, secret: str) -> str:
 
 
 def _with_user(cluster: ControlPlane, directory: Path, user: dict[str, str]) -> Path:
-    """A kubeconfig for whoever that is."""
+    """Write a kubeconfig with these user credentials."""
     document = json.loads(cluster.kubeconfig.read_text())
     document["users"][0]["user"] = user
     path = directory / "kubeconfig"

@@ -1,7 +1,7 @@
-"""The network of Windows pods in a real cluster: document 004's checks, each one.
+"""The network of Windows pods in a real cluster: every check of document 004.
 
-Pods of two Windows nodes and a stand-in for a pod of Linux talk to each other and to the machines,
-directly, by Services of a real kube-proxy, and by names of a real CoreDNS.
+Pods on two Windows nodes and a stand-in for a Linux pod connect to each other and to the machines,
+directly, through Services of a real kube-proxy and by names of a real CoreDNS.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ NS = "network"
 PODS = {"a1": "win-2019", "a2": "win-2019", "b1": "win-2022"}
 NODE_PORT, HOST_PORT = 30080, 8088
 PROTOCOLS = ("http", "udp")
-WAYS = {
-    "to itself": ("a1", "a1"),
-    "to a pod of its node": ("a1", "a2"),
-    "to a pod of another node": ("a1", "b1"),
-    "back from the other node": ("b1", "a1"),
-    "to a pod of Linux": ("a2", "linux-pod"),
-    "from a pod of Linux": ("linux-pod", "b1"),
-    "from its node": ("win-2019", "a1"),
-    "from another node": ("win-2022", "a1"),
-    "to its node": ("b1", "win-2022"),
-    "to another node": ("b1", "win-2019"),
+ROUTES = {
+    "pod to itself": ("a1", "a1"),
+    "pod to pod on its node": ("a1", "a2"),
+    "pod to pod on another node": ("a1", "b1"),
+    "pod on another node to pod": ("b1", "a1"),
+    "Windows pod to Linux pod": ("a2", "linux-pod"),
+    "Linux pod to Windows pod": ("linux-pod", "b1"),
+    "node to its pod": ("win-2019", "a1"),
+    "node to pod on another node": ("win-2022", "a1"),
+    "pod to its node": ("b1", "win-2022"),
+    "pod to another node": ("b1", "win-2019"),
 }
 
 
 class Peers:
-    """Who asks whom: a Windows pod by kubectl exec, a machine or a Linux pod by its own sockets."""
+    """Sends requests from Windows pods by kubectl exec, from others by sockets in their network."""
 
     def __init__(self, cluster: WindowsCluster) -> None:
         self.cluster = cluster
@@ -52,24 +52,24 @@ class Peers:
         self.addresses = {name: machine.address for name, machine in self.machines.items()}
         self.addresses |= {name: cluster.address(NS, name) for name in PODS}
 
-    def ask(self, who: str, url: str) -> str:
-        if who in PODS:
+    def request(self, client: str, url: str) -> str:
+        if client in PODS:
             scheme, _, rest = url.partition("://")
             datagram = (DATAGRAM, "ask", *rest.split(":"))
             command = datagram if scheme == "udp" else (PEER, "ask", url)
-            return self.cluster.exec(NS, who, *command).strip()
-        return self.machines[who].call(lambda: _ask(url))
+            return self.cluster.exec(NS, client, *command).strip()
+        return self.machines[client].call(lambda: _request(url))
 
-    def until_answered(self, who: str, url: str) -> str:
-        """A Service leads somewhere as soon as kube-proxy has heard of it."""
+    def wait_for_answer(self, client: str, url: str) -> str:
+        """Retry until kube-proxy has programmed the Service."""
         answers: list[str] = []
 
-        def asked() -> bool:
+        def is_answered() -> bool:
             with contextlib.suppress(KubectlFailed, OSError):
-                answers.append(self.ask(who, url))
+                answers.append(self.request(client, url))
             return bool(answers)
 
-        self.cluster.until(f"{who} asks {url}", asked)
+        self.cluster.until(f"{client} requests {url}", is_answered)
         return answers[0]
 
 
@@ -85,94 +85,96 @@ def peers(cluster: WindowsCluster) -> Iterator[Peers]:
         _service("each", [_tcp(PORT)], {"app": "peer"}, clusterIP="None"),
         *service_without_pods(NS, "linux", cluster.linux_pod.address, [_tcp(PORT)]),
     )
-    standing_in = (cluster.linux_pod, cluster.machines["win-2019"], cluster.machines["win-2022"])
+    stand_ins = (cluster.linux_pod, cluster.machines["win-2019"], cluster.machines["win-2022"])
     with contextlib.ExitStack() as stack:
-        for machine in standing_in:
-            stack.enter_context(answering(machine))
+        for machine in stand_ins:
+            stack.enter_context(serve_peer(machine))
         cluster.until_ready(NS, *PODS)
         yield Peers(cluster)
     cluster.kubectl("delete", "pods", "--all", "-n", NS, "--wait=false")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("way", WAYS)
-def test_pods_and_machines_reach_each_other(peers: Peers, way: str, protocol: str) -> None:
-    who, whom = WAYS[way]
-    heard = peers.until_answered(who, f"{protocol}://{peers.addresses[whom]}:{PORT}")
-    name, _, seen = heard.partition(" heard ")
-    assert name.lower() == whom
-    if {who, whom} <= {*PODS, "linux-pod"}:
-        assert seen == peers.addresses[who], "pods see each other's own addresses"
+@pytest.mark.parametrize("route", ROUTES)
+def test_pods_and_machines_reach_each_other(peers: Peers, route: str, protocol: str) -> None:
+    client, server = ROUTES[route]
+    answer = peers.wait_for_answer(client, f"{protocol}://{peers.addresses[server]}:{PORT}")
+    name, _, seen = answer.partition(" heard ")
+    assert name.lower() == server
+    if {client, server} <= {*PODS, "linux-pod"}:
+        assert seen == peers.addresses[client], "pods see each other's own addresses"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_service_leads_to_all_of_its_pods(
+def test_service_reaches_all_of_its_pods(
     peers: Peers, cluster: WindowsCluster, protocol: str
 ) -> None:
     address = cluster.get(NS, "service", "web")["spec"]["clusterIP"]
     names: set[str] = set()
-    asker = cluster.machines["win-2019"]
+    machine = cluster.machines["win-2019"]
 
-    def all_named() -> bool:
+    def all_answered() -> bool:
         with contextlib.suppress(OSError):
-            names.add(asker.call(lambda: _ask(f"{protocol}://{address}:{PORT}")).partition(" ")[0])
+            names.add(
+                machine.call(lambda: _request(f"{protocol}://{address}:{PORT}")).partition(" ")[0]
+            )
         return {name.lower() for name in names} == set(PODS)
 
-    cluster.until("every pod has answered", all_named)
-    for who in ("a1", "b1"):
-        assert " heard " in peers.until_answered(who, f"{protocol}://{address}:{PORT}")
+    cluster.until("every pod has answered", all_answered)
+    for client in ("a1", "b1"):
+        assert " heard " in peers.wait_for_answer(client, f"{protocol}://{address}:{PORT}")
 
 
-def test_a_service_leads_a_windows_pod_to_a_pod_of_linux(
+def test_windows_pod_reaches_linux_pod_through_a_service(
     peers: Peers, cluster: WindowsCluster
 ) -> None:
     address = cluster.get(NS, "service", "linux")["spec"]["clusterIP"]
-    heard = peers.until_answered("b1", f"http://{address}:{PORT}")
-    assert heard == f"linux-pod heard {peers.addresses['b1']}"
+    answer = peers.wait_for_answer("b1", f"http://{address}:{PORT}")
+    assert answer == f"linux-pod heard {peers.addresses['b1']}"
 
 
 @pytest.mark.parametrize("node", ["win-2019", "win-2022"])
-def test_a_port_of_every_node_leads_from_outside_to_a_pod_of_one(peers: Peers, node: str) -> None:
-    heard = peers.until_answered("control", f"http://{peers.addresses[node]}:{NODE_PORT}")
-    assert heard.lower().startswith("b1 heard ")
+def test_node_port_of_every_node_reaches_the_pod_from_outside(peers: Peers, node: str) -> None:
+    answer = peers.wait_for_answer("control", f"http://{peers.addresses[node]}:{NODE_PORT}")
+    assert answer.lower().startswith("b1 heard ")
 
 
-def test_a_host_port_leads_to_the_pod_that_asked_for_it(peers: Peers) -> None:
+def test_host_port_reaches_its_pod(peers: Peers) -> None:
     url = f"http://{peers.addresses['win-2019']}:{HOST_PORT}"
-    assert peers.until_answered("control", url).lower().startswith("a1 heard ")
-    assert peers.until_answered("b1", url).lower().startswith("a1 heard ")
+    assert peers.wait_for_answer("control", url).lower().startswith("a1 heard ")
+    assert peers.wait_for_answer("b1", url).lower().startswith("a1 heard ")
 
 
 @pytest.mark.parametrize(
     "name", ["web", f"web.{NS}", f"web.{NS}.svc.cluster.local", "kubernetes.default"]
 )
-def test_a_windows_program_resolves_the_names_of_services(
+def test_windows_program_resolves_service_names(
     peers: Peers, cluster: WindowsCluster, name: str
 ) -> None:
     service, _, rest = name.partition(".")
     namespace = rest.partition(".")[0] or NS
     address = cluster.get(namespace, "service", service)["spec"]["clusterIP"]
-    assert peers.until_answered("a1", f"dns://{name}").split() == [address]
+    assert peers.wait_for_answer("a1", f"dns://{name}").split() == [address]
 
 
-def test_a_headless_service_names_its_pods(peers: Peers) -> None:
-    named = partial(peers.until_answered, "b1", f"dns://each.{NS}.svc.cluster.local")
+def test_headless_service_resolves_to_its_pods(peers: Peers) -> None:
+    resolve = partial(peers.wait_for_answer, "b1", f"dns://each.{NS}.svc.cluster.local")
     pods = sorted(peers.addresses[name] for name in PODS)
-    eventually(named, lambda found: sorted(found.split()) == pods)
+    eventually(resolve, lambda found: sorted(found.split()) == pods)
 
 
-def test_a_service_is_asked_by_its_name(peers: Peers) -> None:
-    assert " heard " in peers.until_answered("a1", f"http://web:{PORT}")
-    assert "linux-pod heard" in peers.until_answered("a2", f"http://linux.{NS}:{PORT}")
+def test_service_is_reached_by_its_name(peers: Peers) -> None:
+    assert " heard " in peers.wait_for_answer("a1", f"http://web:{PORT}")
+    assert "linux-pod heard" in peers.wait_for_answer("a2", f"http://linux.{NS}:{PORT}")
 
 
-def test_a_pod_reaches_itself_through_its_service(peers: Peers) -> None:
-    assert peers.until_answered("a1", "http://one").lower().startswith("a1 heard ")
+def test_pod_reaches_itself_through_its_service(peers: Peers) -> None:
+    assert peers.wait_for_answer("a1", "http://one").lower().startswith("a1 heard ")
 
 
 @contextlib.contextmanager
-def answering(machine: Machine) -> Iterator[None]:
-    """A process of a machine or of a Linux pod, as sockets there that this one serves."""
+def serve_peer(machine: Machine) -> Iterator[None]:
+    """Serve HTTP and UDP from sockets in the network of a machine or the Linux pod."""
     streams = machine.call(lambda: socket.create_server(("", PORT)))
     datagrams = machine.call(lambda: _datagrams(PORT))
     serving = [
@@ -213,16 +215,16 @@ def _serve_datagrams(listener: socket.socket, name: str) -> None:
             listener.sendto(f"{name} heard {client[0]}".encode(), client)
 
 
-def _ask(url: str) -> str:
+def _request(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme == "http":
         with urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read().decode())
     host, _, port = rest.partition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(3)
-        asking.sendto(b"hello", (host, int(port)))
-        return asking.recv(1500).decode()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(3)
+        client.sendto(b"hello", (host, int(port)))
+        return client.recv(1500).decode()
 
 
 def _pod(cluster: WindowsCluster, name: str, ports: list[dict[str, int]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Workloads on Windows nodes of a real cluster: scheduled, rolled out, drained, restarted, told."""
+"""Workloads on Windows nodes of a real cluster: placement, rollouts, drains, restarts, status."""
 
 import re
 import time
@@ -15,7 +15,7 @@ SLEEP = ("cmd", "/c", "ping -n 3600 127.0.0.1 >nul")
 BUILD_OF = {"win-2019": BUILD_2019, "win-2022": BUILD_2022}
 
 
-def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsCluster) -> None:
+def test_story_1_runtime_classes_place_pods_on_matching_builds(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "story-1")
     for node, build in BUILD_OF.items():
         cluster.plane.apply(runtime_class(node, PROCESS, build))
@@ -26,19 +26,19 @@ def test_story_1_two_classes_place_pods_on_the_builds_that_fit(cluster: WindowsC
     cluster.until_ready(ns, *(f"on-{node}" for node in BUILDS))
     for node in BUILDS:
         assert cluster.get(ns, "pod", f"on-{node}")["spec"]["nodeName"] == node
-        told = cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
-        assert BUILD_OF[node] in told
+        version = cluster.exec(ns, f"on-{node}", "cmd", "/c", "ver")
+        assert BUILD_OF[node] in version
     cluster.delete_pods(ns)
 
 
-def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_sentence(
+def test_story_2_old_image_on_newer_node_fails_with_the_windows_error(
     cluster: WindowsCluster,
 ) -> None:
     ns = _namespace(cluster, "story-2")
     spec = windows_spec(cluster.images["win-2019"], *SLEEP, node="win-2022")
     cluster.plane.apply(_pod(ns, "legacy", spec))
     image = cluster.images["win-2019"]
-    sentence = (
+    error = (
         f'failed to pull image "{image}" for the handler runhcs-wcow-process: '
         "hcs::CreateComputeSystem: "
         "The container operating system does not match the host operating system. "
@@ -46,18 +46,18 @@ def test_story_2_an_old_image_on_a_newer_node_is_refused_with_windows_own_senten
         "It runs on a host of build 10.0.17763, or on this host with the handler "
         "runhcs-wcow-hypervisor-17763 (set it in a RuntimeClass or with --handler)."
     )
-    back_off = f'Back-off pulling image "{image}": ErrImagePull: {sentence}'
-    told = {"ErrImagePull": sentence, "ImagePullBackOff": back_off}
+    back_off = f'Back-off pulling image "{image}": ErrImagePull: {error}'
+    messages = {"ErrImagePull": error, "ImagePullBackOff": back_off}
     waiting = partial(_waiting, cluster, ns, "legacy")
     reason, message = eventually(waiting, lambda seen: seen[0])
-    assert message == told[reason]
+    assert message == messages[reason]
     eventually(waiting, lambda seen: seen == ("ImagePullBackOff", back_off))
-    failed = ("Failed", f'Failed to pull image "{image}": {sentence}')
-    eventually(partial(events_of, cluster.plane, ns, "legacy"), lambda told: failed in told)
+    failed = ("Failed", f'Failed to pull image "{image}": {error}')
+    eventually(partial(events_of, cluster.plane, ns, "legacy"), lambda events: failed in events)
     cluster.delete_pods(ns)
 
 
-def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster) -> None:
+def test_story_3_tag_resolves_to_the_image_of_each_build(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "story-3")
     for node in BUILDS:
         spec = windows_spec(cluster.image, *SLEEP, node=node)
@@ -71,7 +71,7 @@ def test_story_3_one_name_is_another_image_on_each_build(cluster: WindowsCluster
     cluster.delete_pods(ns)
 
 
-def test_a_deployment_rolls_out_and_its_node_is_drained(cluster: WindowsCluster) -> None:
+def test_deployment_is_rolled_out_and_drained(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "rolling")
     cluster.plane.apply(_workload(ns, "Deployment", cluster.image, replicas=2))
     cluster.until_rolled_out(ns, "deployment/app")
@@ -80,7 +80,7 @@ def test_a_deployment_rolls_out_and_its_node_is_drained(cluster: WindowsCluster)
     nodes = ("get", "pods", "-n", ns, "-o", "jsonpath={.items[*].spec.nodeName}")
 
     def drained() -> set[str]:
-        """Where its pods are then; a scheduler that has not heard of it yet may put one there."""
+        """Return the nodes of its pods; a scheduler with a stale cache may use the drained one."""
         cluster.kubectl(
             *("drain", "win-2019", "--ignore-daemonsets", "--force", "--delete-emptydir-data"),
             *(IN_TIME, f"--pod-selector=in={ns}"),
@@ -112,13 +112,13 @@ def test_jobs_stateful_sets_and_daemon_sets_run(cluster: WindowsCluster) -> None
     assert cluster.kubectl("logs", "-n", ns, "job/once").strip() == "done"
     cluster.until_rolled_out(ns, "statefulset/app")
     cluster.until_rolled_out(ns, "daemonset/app")
-    seen = cluster.get(ns, "daemonset", "app")["status"]
-    assert seen["numberReady"] == len(BUILDS)
+    status = cluster.get(ns, "daemonset", "app")["status"]
+    assert status["numberReady"] == len(BUILDS)
     assert cluster.get(ns, "pod", "app-0")["spec"]["hostname"] == "app-0"
     cluster.kubectl("delete", "statefulset/app", "daemonset/app", "job/once", "-n", ns)
 
 
-def test_a_killed_node_loses_and_restarts_no_pod(cluster: WindowsCluster) -> None:
+def test_killed_node_loses_and_restarts_no_pod(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "killed")
     cluster.plane.apply(_pod(ns, "stays", windows_spec(cluster.image, *SLEEP, node="win-2019")))
     cluster.until_ready(ns, "stays")
@@ -151,17 +151,19 @@ CONTAINER = {
 }
 
 
-def test_a_running_pod_is_told_as_a_kubelet_tells_it(cluster: WindowsCluster) -> None:
+def test_status_of_running_pod_is_that_of_the_kubelet(cluster: WindowsCluster) -> None:
     ns = _namespace(cluster, "told")
     spec = windows_spec(cluster.image, *SLEEP, node="win-2022", container={"resources": SIZED})
     cluster.plane.apply(_pod(ns, "web", spec))
     cluster.until_ready(ns, "web")
     eventually(
         lambda: cluster.kubectl("describe", "pod", "web", "-n", ns),
-        lambda said: re.search(r"Started\s.*Container started|Started container app", said),
+        lambda description: re.search(
+            r"Started\s.*Container started|Started container app", description
+        ),
     )
-    told = cluster.get(ns, "pod", "web")
-    status = told["status"]
+    running = cluster.get(ns, "pod", "web")
+    status = running["status"]
     assert {c["type"]: c["status"] for c in status["conditions"]} == CONDITIONS
     assert status["phase"] == "Running"
     assert status["qosClass"] == "Burstable"
@@ -179,8 +181,8 @@ def test_a_running_pod_is_told_as_a_kubelet_tells_it(cluster: WindowsCluster) ->
     wide = cluster.kubectl("get", "pod", "web", "-n", ns, "-o", "wide")
     assert status["podIP"] in wide
     time.sleep(2)
-    again = cluster.get(ns, "pod", "web")["metadata"]["resourceVersion"]
-    assert again == told["metadata"]["resourceVersion"]
+    version = cluster.get(ns, "pod", "web")["metadata"]["resourceVersion"]
+    assert version == running["metadata"]["resourceVersion"]
     cluster.delete_pods(ns)
 
 

@@ -1,4 +1,4 @@
-"""Probes of every kind into Windows programs: who has started, who is ready, who is restarted."""
+"""Startup, readiness and liveness probes of every kind with Windows programs."""
 
 import json
 import shutil
@@ -25,72 +25,74 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Server:
-    """A pod with a container for each kind; what they answer is one state, in a file."""
+    """A pod with a container per probe kind; a file holds the state that they report."""
 
     command: Winpod
     folder: Path
 
-    def become(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         new = self.folder / "new"
         new.write_text(state)
         new.replace(self.folder / "state")
 
-    def ask(self, what: str) -> Any:
-        """Of the process that plays, without a command in between: it is asked often."""
-        line = ["curl", "-sS", "--unix-socket", str(socket_path(self.command.root))]
-        told = subprocess.run([*line, f"http://play/{what}"], capture_output=True, check=True)
-        return json.loads(told.stdout)
+    def query(self, path: str) -> Any:
+        """Query the `winpod play` process directly; a command per poll would be slow."""
+        command_line = ["curl", "-sS", "--unix-socket", str(socket_path(self.command.root))]
+        result = subprocess.run(
+            [*command_line, f"http://play/{path}"], capture_output=True, check=True
+        )
+        return json.loads(result.stdout)
 
     def status(self) -> dict[str, Any]:
-        told = self.ask("object?kind=Pod&namespace=default&name=health")
-        return dict(told["object"].get("status", {}))
+        answer = self.query("object?kind=Pod&namespace=default&name=health")
+        return dict(answer["object"].get("status", {}))
 
     @property
     def address(self) -> str:
-        self._until(lambda: self.status().get("podIP"))
+        self._wait(lambda: self.status().get("podIP"))
         return str(self.status()["podIP"])
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in self.status().get("containerStatuses", ())}
+        return {status["name"]: status for status in self.status().get("containerStatuses", ())}
 
-    def until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
-        """Of every container."""
-        self._until(lambda: (seen := self.statuses()) and all(map(is_so, seen.values())))
+    def wait_until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until the condition holds for every container."""
+        self._wait(lambda: (statuses := self.statuses()) and all(map(holds, statuses.values())))
 
-    def until_said(self, *messages: str) -> None:
-        self._until(lambda: set(messages) <= set(self.said()))
+    def wait_for_events(self, *messages: str) -> None:
+        self._wait(lambda: set(messages) <= set(self.messages()))
 
-    def _until(self, is_so: Callable[[], object]) -> None:
+    def _wait(self, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not is_so():
-            told = json.dumps([self.statuses(), self.said()], indent=1)
-            assert time.monotonic() < deadline, told
+        while not holds():
+            state = json.dumps([self.statuses(), self.messages()], indent=1)
+            assert time.monotonic() < deadline, state
             time.sleep(0.2)
 
-    def said(self) -> list[str]:
-        return [one["message"] for one in self.ask("events")]
+    def messages(self) -> list[str]:
+        return [event["message"] for event in self.query("events")]
 
 
-def asking(kind: str, what: str) -> dict[str, Any]:
-    ways: dict[str, dict[str, Any]] = {
-        "http": {"httpGet": {"port": "http", "path": f"/{what}"}},
-        "tcp": {"tcpSocket": {"port": TCP_PORTS[what]}},
-        "grpc": {"grpc": {"port": 9090, "service": what}},
+def probe_handler(kind: str, endpoint: str) -> dict[str, Any]:
+    handlers: dict[str, dict[str, Any]] = {
+        "http": {"httpGet": {"port": "http", "path": f"/{endpoint}"}},
+        "tcp": {"tcpSocket": {"port": TCP_PORTS[endpoint]}},
+        "grpc": {"grpc": {"port": 9090, "service": endpoint}},
     }
-    return ways[kind]
+    return handlers[kind]
 
 
 def container(kind: str, image: str) -> dict[str, Any]:
-    often = {"periodSeconds": 1, "failureThreshold": 2, "timeoutSeconds": 60}
+    timing = {"periodSeconds": 1, "failureThreshold": 2, "timeoutSeconds": 60}
     return {
         "name": kind,
         "image": image,
         "command": ["C:\\health.exe", kind],
         "ports": [{"name": "http", "containerPort": 8080}] if kind == "http" else [],
         "volumeMounts": [{"name": "state", "mountPath": "C:\\state"}],
-        "startupProbe": asking(kind, "started") | often | {"failureThreshold": 1000},
-        "readinessProbe": asking(kind, "ready") | often,
-        "livenessProbe": asking(kind, "live") | often,
+        "startupProbe": probe_handler(kind, "started") | timing | {"failureThreshold": 1000},
+        "readinessProbe": probe_handler(kind, "ready") | timing,
+        "livenessProbe": probe_handler(kind, "live") | timing,
     }
 
 
@@ -111,38 +113,38 @@ def server(winpod: Winpod, tmp_path: Path) -> Iterator[Server]:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "health"}, "spec": spec}
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
     server = Server(winpod, state)
-    server.become("starting")
-    begun = winpod("play", str(tmp_path / "pod.yaml"), "--no-wait")
-    assert begun.returncode == 0, begun.stderr
+    server.set_state("starting")
+    started = winpod("play", str(tmp_path / "pod.yaml"), "--no-wait")
+    assert started.returncode == 0, started.stderr
     yield server
-    ended = winpod("down")
-    assert ended.returncode == 0, ended.stderr
+    stopped = winpod("down")
+    assert stopped.returncode == 0, stopped.stderr
 
 
-def test_probes_of_every_kind_decide_who_has_started_is_ready_and_is_restarted(
+def test_probes_of_every_kind_set_started_and_ready_and_restart_containers(
     server: Server,
 ) -> None:
-    server.until_said(*refusals("Startup", server, "started"))
-    assert not any(one["started"] or one["ready"] for one in server.statuses().values())
+    server.wait_for_events(*probe_failures("Startup", server, "started"))
+    assert not any(status["started"] or status["ready"] for status in server.statuses().values())
 
-    server.become("ready")
-    server.until(lambda one: one["started"] and one["ready"])
+    server.set_state("ready")
+    server.wait_until(lambda status: status["started"] and status["ready"])
 
-    server.become("busy")
-    server.until(lambda one: one["started"] and not one["ready"])
-    server.until_said(*refusals("Readiness", server, "ready"))
-    assert {one["restartCount"] for one in server.statuses().values()} == {0}
+    server.set_state("busy")
+    server.wait_until(lambda status: status["started"] and not status["ready"])
+    server.wait_for_events(*probe_failures("Readiness", server, "ready"))
+    assert {status["restartCount"] for status in server.statuses().values()} == {0}
 
-    server.become("dead")
-    server.until(lambda one: one["restartCount"] > 0)
-    server.become("ready")
-    server.until(lambda one: one["started"] and one["ready"])
+    server.set_state("dead")
+    server.wait_until(lambda status: status["restartCount"] > 0)
+    server.set_state("ready")
+    server.wait_until(lambda status: status["started"] and status["ready"])
     for kind in KINDS:
-        server.until_said(f"Container {kind} failed liveness probe, will be restarted")
+        server.wait_for_events(f"Container {kind} failed liveness probe, will be restarted")
 
 
-def refusals(kind: str, server: Server, what: str) -> list[str]:
-    address = f"{server.address}:{TCP_PORTS[what]}"
+def probe_failures(kind: str, server: Server, endpoint: str) -> list[str]:
+    address = f"{server.address}:{TCP_PORTS[endpoint]}"
     return [
         f"{kind} probe failed: HTTP probe failed with statuscode: 503",
         f"{kind} probe failed: dial tcp {address}: connect: connection refused",
