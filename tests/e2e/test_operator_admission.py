@@ -1,6 +1,6 @@
 """Admission on a real API server: pods, workloads, registries of all kinds, a webhook that dies.
 
-Pods name no class unless a test says so. The Windows nodes are simulated, and run what they get.
+Pods have no RuntimeClass unless a test sets one. The Windows nodes are simulated.
 """
 
 import asyncio
@@ -68,19 +68,19 @@ BUILD = "node.kubernetes.io/windows-build"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """With a Windows node of each of two builds, and a node of Linux that is only written down."""
+    """A control plane with simulated Windows nodes of two builds and a Linux Node object."""
     directory = tmp_path_factory.mktemp("plane")
     with ControlPlane(directory, node_silence="1h") as running:
         running.create_namespace(NAMESPACE)
         running.create_namespace("apps")
         configure(running, SETTINGS)
-        nodes = directory / "nodes.json"
-        wanted = [{"name": f"win-{b}", "build": b, "simulated": True} for b in ("2019", "2022")]
-        nodes.write_text(json.dumps({"nodes": wanted}))
-        reach = ("--kubeconfig", str(running.kubeconfig), "--nodes", str(nodes))
-        with NodeProcess(directory / "nodes", *reach):
-            for one in wanted:
-                eventually(lambda name=one["name"]: is_ready(running, name))  # type: ignore[misc]
+        nodes_file = directory / "nodes.json"
+        nodes = [{"name": f"win-{b}", "build": b, "simulated": True} for b in ("2019", "2022")]
+        nodes_file.write_text(json.dumps({"nodes": nodes}))
+        options = ("--kubeconfig", str(running.kubeconfig), "--nodes", str(nodes_file))
+        with NodeProcess(directory / "nodes", *options):
+            for node in nodes:
+                eventually(lambda name=node["name"]: is_ready(running, name))  # type: ignore[misc]
             add_nodes(running, linux_node("linux"))
             yield running
 
@@ -92,34 +92,34 @@ def operator(
     with OperatorProcess(plane, tmp_path_factory.mktemp("operator"), "one") as process:
         ask_about_pods(plane, process.webhook_port)
         for release in ("2019", "2022"):
-            eventually(partial(_is_asked, plane, f"ltsc{release}"))
+            eventually(partial(_is_webhook_ready, plane, f"ltsc{release}"))
         yield process
 
 
 @pytest.fixture(autouse=True)
-def _tidy(plane: ControlPlane, operator: OperatorProcess) -> Iterator[None]:
+def _clean_up(plane: ControlPlane, operator: OperatorProcess) -> Iterator[None]:
     yield
     use_settings(plane, operator, SETTINGS)
-    away = ("-n", "apps", "--all", "--force", "--grace-period=0", "--wait=false")
-    makers = "deployments,replicasets,statefulsets,daemonsets,jobs,cronjobs"
-    plane.kubectl("delete", f"{makers},pods", *away)
+    options = ("-n", "apps", "--all", "--force", "--grace-period=0", "--wait=false")
+    workloads = "deployments,replicasets,statefulsets,daemonsets,jobs,cronjobs"
+    plane.kubectl("delete", f"{workloads},pods", *options)
 
 
-def _is_asked(plane: ControlPlane, tag: str) -> bool:
-    """Whether the API server asks both webhooks, and the operator knows the class of this tag."""
-    with nobody() as address:
-        tried = app_pod("x", f"{address}/app:{tag}", **WINDOWS)
-        created = create(plane, tried, "--dry-run=server")
+def _is_webhook_ready(plane: ControlPlane, tag: str) -> bool:
+    """Whether the API server calls both webhooks and the operator knows the tag's class."""
+    with unused_address() as address:
+        manifest = app_pod("x", f"{address}/app:{tag}", **WINDOWS)
+        created = create(plane, manifest, "--dry-run=server")
     return bool(created.object and created.class_name and created.warnings)
 
 
 @dataclass
 class Created:
-    """What became of it: the object, or a refusal, and what was said."""
+    """The result of a create: the object or a rejection, and the warnings."""
 
     object: dict[str, Any]
     warnings: list[str]
-    refusal: str
+    rejection: str
 
     @property
     def class_name(self) -> str:
@@ -128,12 +128,12 @@ class Created:
 
 def create(plane: ControlPlane, obj: dict[str, Any], *options: str) -> Created:
     command = plane.kubectl_command("create", "-f", "-", "-o", "json", *options)
-    done = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True)
-    said = done.stderr.splitlines()
-    warnings = [line.removeprefix("Warning: ") for line in said if line.startswith("Warning: ")]
-    if done.returncode:
-        return Created({}, warnings, done.stderr)
-    return Created(json.loads(done.stdout), warnings, "")
+    result = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True)
+    lines = result.stderr.splitlines()
+    warnings = [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
+    if result.returncode:
+        return Created({}, warnings, result.stderr)
+    return Created(json.loads(result.stdout), warnings, "")
 
 
 def app_pod(name: str, *images: str, **spec: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ WINDOWS: dict[str, Any] = {"nodeSelector": {"kubernetes.io/os": "windows"}}
 
 
 def push(home: Path, registry: str, name: str, *platforms: str) -> str:
-    """Pack and push an image with the command itself; gives its reference."""
+    """Pack and push an image with `winpod image pack`; return its reference."""
     content = home / "content"
     content.mkdir(exist_ok=True)
     (content / "app.txt").write_text("app")
@@ -155,7 +155,7 @@ def push(home: Path, registry: str, name: str, *platforms: str) -> str:
     return reference
 
 
-def test_story_1_a_pod_runs_on_the_build_of_its_image(
+def test_story_1_pod_runs_on_the_build_of_its_image(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     for release in ("2019", "2022"):
@@ -163,14 +163,14 @@ def test_story_1_a_pod_runs_on_the_build_of_its_image(
         created = create(plane, app_pod(f"story-1-{release}", image))
         assert (created.class_name, created.warnings) == (f"windows-{release}", [])
         spec = created.object["spec"]
-        assert BUILD in spec["nodeSelector"], "the API server merges what the class says"
+        assert BUILD in spec["nodeSelector"], "the API server merges the scheduling of the class"
     for release in ("2019", "2022"):
         eventually(lambda name=f"story-1-{release}": phase(plane, "apps", name) == "Running")  # type: ignore[misc]
-        there = found_pod(plane, "apps", f"story-1-{release}")["spec"]["nodeName"]
-        assert there == f"win-{release}"
+        node = found_pod(plane, "apps", f"story-1-{release}")["spec"]["nodeName"]
+        assert node == f"win-{release}"
 
 
-def test_story_2_an_older_image_gets_a_guest_on_a_newer_node(
+def test_story_2_older_image_gets_hypervisor_isolation_on_a_newer_node(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "story-2:1", "2019")
@@ -195,42 +195,42 @@ def test_story_2_an_older_image_gets_a_guest_on_a_newer_node(
         eventually(lambda: classes(plane).keys() == {"windows-2019", "windows-2022"})
 
 
-def test_story_3_an_image_of_several_builds_goes_to_the_newest_or_where_its_author_wants(
+def test_story_3_image_of_several_builds_gets_the_newest_or_requested_one(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "story-3:1", "2019", "2022")
     assert create(plane, app_pod("newest", image)).class_name == "windows-2022"
-    asked = {"nodeSelector": {BUILD: BUILD_2019}}
-    assert create(plane, app_pod("asked", image, **asked)).class_name == "windows-2019"
+    selector = {"nodeSelector": {BUILD: BUILD_2019}}
+    assert create(plane, app_pod("asked", image, **selector)).class_name == "windows-2019"
     named = create(plane, app_pod("named", image, runtimeClassName="windows-2019"))
     assert (named.class_name, named.warnings) == ("windows-2019", [])
     for name, node in (("newest", "win-2022"), ("asked", "win-2019"), ("named", "win-2019")):
         assert bound_to(plane, "apps", name) == node
 
 
-def test_an_index_without_a_fitting_build_is_refused_with_the_reasons_of_the_nodes(
+def test_index_without_a_matching_build_is_rejected_with_a_reason_per_node(
     plane: ControlPlane, operator: OperatorProcess, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "newer:1", "2025")
-    refused = create(plane, app_pod("newer", image))
-    assert 'webhook "pods.winpod.dev" denied the request: no node can run' in refused.refusal
+    rejected = create(plane, app_pod("newer", image))
+    assert 'webhook "pods.winpod.dev" denied the request: no node can run' in rejected.rejection
     for release in ("2019", "2022"):
-        assert f"win-{release}: {image} has no build" in refused.refusal
-    assert "it has 10.0.26100" in refused.refusal
+        assert f"win-{release}: {image} has no build" in rejected.rejection
+    assert "it has 10.0.26100" in rejected.rejection
     use_settings(plane, operator, f"{SETTINGS[:-1]}, refuseUnplaceable: false}}")
-    told = create(plane, app_pod("newer", image))
-    assert "no node can run this pod" in told.warnings[0]
+    admitted = create(plane, app_pod("newer", image))
+    assert "no node can run this pod" in admitted.warnings[0]
 
 
-def test_who_pushes_the_missing_build_under_the_same_tag_is_let_in_at_once(
+def test_missing_build_pushed_under_the_same_tag_is_found_at_once(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "mended:1", "2025")
-    asked = {"runtimeClassName": "windows-2022"}
-    for name, spec in (("left-open", {}), ("asked", asked)):
-        assert create(plane, app_pod(name, image, **spec)).refusal
+    explicit = {"runtimeClassName": "windows-2022"}
+    for name, spec in (("left-open", {}), ("asked", explicit)):
+        assert create(plane, app_pod(name, image, **spec)).rejection
     push(home, registry, "mended:1", "2022", "2025")
-    for name, spec in (("left-open", {}), ("asked", asked)):
+    for name, spec in (("left-open", {}), ("asked", explicit)):
         created = create(plane, app_pod(name, image, **spec))
         assert (created.class_name, created.warnings) == ("windows-2022", [])
 
@@ -242,7 +242,7 @@ def test_who_pushes_the_missing_build_under_the_same_tag_is_let_in_at_once(
         ({"nodeSelector": {BUILD: BUILD_2019}}, (f"spec.nodeSelector has {BUILD}={BUILD_2019}",)),
     ],
 )
-def test_what_contradicts_the_image_is_refused_with_both_sides(
+def test_conflict_with_the_image_is_rejected_naming_both_sides(
     plane: ControlPlane,
     home: Path,
     registry: str,
@@ -250,42 +250,44 @@ def test_what_contradicts_the_image_is_refused_with_both_sides(
     sides: tuple[str, ...],
 ) -> None:
     image = push(home, registry, "only-2022:1", "2022")
-    refusal = create(
+    rejection = create(
         plane, app_pod("against", image, **(spec | {"os": {"name": "windows"}}))
-    ).refusal
-    assert [side for side in (*sides, image) if side not in refusal] == []
+    ).rejection
+    assert [side for side in (*sides, image) if side not in rejection] == []
 
 
-def test_linux_pods_and_pods_of_either_kind_pass_untouched(plane: ControlPlane) -> None:
-    with listening(linux_index()) as address:
+def test_linux_and_multi_os_pods_are_not_changed(plane: ControlPlane) -> None:
+    with fake_registry(linux_index()) as address:
         image = f"{address}/linux:1"
         both = f"{address}/both:1"
-        for name, text, spec in (
+        for name, reference, spec in (
             ("by-image", image, {}),
             ("either", both, {}),
             ("by-author", both, {"nodeSelector": {"kubernetes.io/os": "linux"}}),
         ):
-            created = create(plane, app_pod(name, text, **spec))
+            created = create(plane, app_pod(name, reference, **spec))
             assert (created.class_name, created.warnings) == ("", [])
             assert "annotations" not in created.object["metadata"]
         assert create(plane, app_pod("windows", both, **WINDOWS)).class_name == "windows-2022"
-    with listening({}, is_silent=True) as address:
-        began = time.monotonic()
-        nowhere = {"nodeSelector": {"kubernetes.io/os": "linux"}}
-        created = create(plane, app_pod("fast", f"{address}/x:1", **nowhere))
+    with fake_registry({}, is_silent=True) as address:
+        started = time.monotonic()
+        on_linux = {"nodeSelector": {"kubernetes.io/os": "linux"}}
+        created = create(plane, app_pod("fast", f"{address}/x:1", **on_linux))
         assert (created.class_name, created.warnings) == ("", [])
-        assert time.monotonic() - began < BUDGET
+        assert time.monotonic() - started < BUDGET
 
 
 @contextmanager
-def listening(answers: dict[str, tuple[str, bytes]], *, is_silent: bool = False) -> Iterator[str]:
-    """A stand-in for a registry: a name's document by the last part of its path, or no answer."""
-    ends = threading.Event()
+def fake_registry(
+    answers: dict[str, tuple[str, bytes]], *, is_silent: bool = False
+) -> Iterator[str]:
+    """A fake registry that serves manifests by name or digest, or never answers."""
+    stopped = threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if is_silent:
-                ends.wait()
+                stopped.wait()
             name, _, target = self.path.removeprefix("/v2/").partition("/manifests/")
             media_type, body = answers.get(target) or answers.get(name) or ("", b"")
             self.send_response(HTTPStatus.OK if body else HTTPStatus.NOT_FOUND)
@@ -295,7 +297,7 @@ def listening(answers: dict[str, tuple[str, bytes]], *, is_silent: bool = False)
             if self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815 - the name that the class looks for
+        do_HEAD = do_GET  # noqa: N815 - the name that the base class calls
 
         def log_message(self, *_: object) -> None:
             pass
@@ -305,13 +307,13 @@ def listening(answers: dict[str, tuple[str, bytes]], *, is_silent: bool = False)
     try:
         yield f"127.0.0.1:{server.server_port}"
     finally:
-        ends.set()
+        stopped.set()
         server.shutdown()
         server.server_close()
 
 
 def linux_index() -> dict[str, tuple[str, bytes]]:
-    """`linux` has one platform, `both` has Windows too."""
+    """Indexes by name: `linux` has one platform, `both` also has Windows."""
     media_type = "application/vnd.oci.image.index.v1+json"
     entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 2}
     linux = {**entry, "digest": f"sha256:{'1' * 64}"} | {
@@ -333,59 +335,59 @@ def _sha256(body: bytes) -> str:
 
 
 @contextmanager
-def nobody() -> Iterator[str]:
-    """Where nobody listens, and nobody else will meanwhile."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+def unused_address() -> Iterator[str]:
+    """Reserve an address where nothing listens."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
-def test_a_registry_that_is_slow_or_down_lets_pods_in_with_a_warning_within_the_budget(
+def test_unavailable_registry_admits_pods_with_a_warning_within_the_budget(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
-    """The API server, too, lets them in where it is not answered, but without a word."""
+    """The API server would also admit them after its timeout, but without a warning."""
     use_settings(plane, operator, SETTINGS.replace(str(BUDGET), str(SHORT_BUDGET)))
-    with listening({}, is_silent=True) as slow, nobody() as down:
+    with fake_registry({}, is_silent=True) as slow, unused_address() as down:
         for name, address in (("slow", slow), ("down", down)):
             created = create(plane, app_pod(name, f"{address}/app:1", **WINDOWS))
             assert created.class_name == ""
             assert "could not be checked" in created.warnings[0]
             assert address in created.object["metadata"]["annotations"]["winpod.dev/unchecked"]
 
-        def seconds_for_the_next() -> float:
+        def seconds_for_next_pod() -> float:
             began = time.monotonic()
             path = f"{pods_path('apps')}?dryRun=All"
-            asked = plane.request("POST", path, app_pod("next", f"{slow}/other:1"))
-            assert asked.status == HTTPStatus.CREATED
+            answer = plane.request("POST", path, app_pod("next", f"{slow}/other:1"))
+            assert answer.status == HTTPStatus.CREATED
             return time.monotonic() - began
 
-        eventually(seconds_for_the_next, lambda took: took < SHORT_BUDGET)
+        eventually(seconds_for_next_pod, lambda took: took < SHORT_BUDGET)
         guessed = create(plane, app_pod("guessed", f"{down}/app:ltsc2019", **WINDOWS))
         assert guessed.class_name == "windows-2019"
         assert "could not be checked" in guessed.warnings[0]
 
 
-def test_a_pod_is_not_refused_for_what_a_registry_that_is_down_said_once(
+def test_earlier_answer_of_an_unavailable_registry_rejects_no_pod(
     plane: ControlPlane,
 ) -> None:
-    with listening(linux_index()) as address:
+    with fake_registry(linux_index()) as address:
         image = f"{address}/linux:1"
-        assert f"{image} is for linux" in create(plane, app_pod("told", image, **WINDOWS)).refusal
+        assert f"{image} is for linux" in create(plane, app_pod("told", image, **WINDOWS)).rejection
     created = create(plane, app_pod("told", image, **WINDOWS))
     assert "could not be checked" in created.warnings[0]
 
 
-def test_who_wants_to_fail_closed_refuses_windows_pods_only(
+def test_fail_closed_rejects_only_windows_pods(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     use_settings(plane, operator, f"{SETTINGS[:-1]}, failOpen: false}}")
-    with nobody() as address:
+    with unused_address() as address:
         image = f"{address}/app:1"
-        assert "could not be checked" in create(plane, app_pod("x", image, **WINDOWS)).refusal
+        assert "could not be checked" in create(plane, app_pod("x", image, **WINDOWS)).rejection
         assert create(plane, app_pod("unsaid", image)).object
 
 
-def test_a_registry_with_a_password_is_asked_with_the_pods_or_its_accounts_pull_secret(
+def test_pull_secrets_of_pod_or_service_account_are_used(
     plane: ControlPlane, home: Path, basic_registry: str
 ) -> None:
     log_in(home, auths(basic_registry))
@@ -414,31 +416,31 @@ def test_a_registry_with_a_password_is_asked_with_the_pods_or_its_accounts_pull_
     own = create(plane, app_pod("own", image, imagePullSecrets=secrets, **WINDOWS))
     assert (own.class_name, own.warnings) == ("windows-2019", [])
     elsewhere = [{"name": "../../apps/secrets/login"}]
-    astray = app_pod("astray", image, imagePullSecrets=elsewhere, **WINDOWS)
-    assert create(plane, astray, "--dry-run=server").class_name == ""
+    traversal = app_pod("astray", image, imagePullSecrets=elsewhere, **WINDOWS)
+    assert create(plane, traversal, "--dry-run=server").class_name == ""
     accounts = create(plane, app_pod("accounts", image, serviceAccountName="puller", **WINDOWS))
     assert (accounts.class_name, accounts.warnings) == ("windows-2019", [])
-    unsaid = workload("Deployment", "private", image, serviceAccountName="puller", **WINDOWS)
-    assert applied(plane, unsaid) == []
+    deployment = workload("Deployment", "private", image, serviceAccountName="puller", **WINDOWS)
+    assert apply_warnings(plane, deployment) == []
 
 
-def test_a_pod_that_only_has_to_wait_passes_with_a_warning(
+def test_pod_that_has_to_wait_is_admitted_with_a_warning(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "later:1", "2025")
     plane.apply(runtime_class("windows-later", PROCESS, BUILD_2025))
     try:
-        eventually(lambda: not create(plane, app_pod("x", image), "--dry-run=server").refusal)
+        eventually(lambda: not create(plane, app_pod("x", image), "--dry-run=server").rejection)
         created = create(plane, app_pod("later", image))
         assert created.class_name == "windows-later"
         assert "wait for a node that does not exist yet" in created.warnings[0]
         large = push(home, registry, "large:1", "2022")
-        asks = app_pod("large", large)
-        asks["spec"]["containers"][0]["resources"] = {"requests": {"memory": "9000Gi"}}
-        assert "memory: requests 9000Gi" in create(plane, asks).warnings[0]
+        manifest = app_pod("large", large)
+        manifest["spec"]["containers"][0]["resources"] = {"requests": {"memory": "9000Gi"}}
+        assert "memory: requests 9000Gi" in create(plane, manifest).warnings[0]
     finally:
         plane.kubectl("delete", "runtimeclass", "windows-later")
-        eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").refusal)
+        eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").rejection)
 
 
 def test_linux_fields_on_a_windows_pod_give_warnings(
@@ -453,17 +455,17 @@ def test_linux_fields_on_a_windows_pod_give_warnings(
     ]
 
 
-def test_a_class_that_is_being_retired_takes_no_new_pods_and_says_why(
+def test_retiring_class_rejects_new_pods_with_its_reason(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "retired:1", "2019")
-    why = "Windows Server 2019 ends in June: build for 2022."
-    plane.kubectl("annotate", "runtimeclass", "windows-2019", f"winpod.dev/retiring={why}")
+    reason = "Windows Server 2019 ends in June: build for 2022."
+    plane.kubectl("annotate", "runtimeclass", "windows-2019", f"winpod.dev/retiring={reason}")
     try:
-        eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").refusal)
+        eventually(lambda: create(plane, app_pod("x", image), "--dry-run=server").rejection)
         for name, spec in (("named", {"runtimeClassName": "windows-2019"}), ("unnamed", {})):
-            refusal = create(plane, app_pod(name, image, **spec)).refusal
-            assert f"RuntimeClass windows-2019 accepts no new pods: {why}" in refusal
+            rejection = create(plane, app_pod(name, image, **spec)).rejection
+            assert f"RuntimeClass windows-2019 accepts no new pods: {reason}" in rejection
     finally:
         plane.kubectl("annotate", "runtimeclass", "windows-2019", "winpod.dev/retiring-")
     eventually(lambda: create(plane, app_pod("again", image)).object)
@@ -493,13 +495,13 @@ def workload(kind: str, name: str, image: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": body}
 
 
-def applied(plane: ControlPlane, obj: dict[str, Any]) -> list[str]:
-    """What `kubectl apply` warns about."""
+def apply_warnings(plane: ControlPlane, obj: dict[str, Any]) -> list[str]:
+    """Apply with kubectl and return the warnings."""
     command = plane.kubectl_command("apply", "-f", "-")
-    done = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = done.stderr.splitlines()
-    return [line.removeprefix("Warning: ") for line in said if line.startswith("Warning: ")]
+    result = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    return [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
 
 
 @pytest.mark.parametrize(
@@ -509,32 +511,32 @@ def applied(plane: ControlPlane, obj: dict[str, Any]) -> list[str]:
         *("ReplicationController", "Job", "CronJob"),
     ],
 )
-def test_applying_a_workload_whose_pods_would_be_refused_says_so_at_once(
+def test_workload_whose_pods_would_be_rejected_gets_a_warning(
     plane: ControlPlane, home: Path, registry: str, kind: str
 ) -> None:
     image = push(home, registry, "newer:1", "2025")
     name = f"new-{kind.lower()}"
-    (said,) = applied(plane, workload(kind, name, image, **WINDOWS))
-    assert said.startswith(f"winpod: pods of this {kind} will be rejected: no node can run")
-    again = workload(kind, name, image, **WINDOWS)
-    again["metadata"]["labels"] = {"changed": "not-the-pods"}
-    assert applied(plane, again) == []
+    (warning,) = apply_warnings(plane, workload(kind, name, image, **WINDOWS))
+    assert warning.startswith(f"winpod: pods of this {kind} will be rejected: no node can run")
+    relabelled = workload(kind, name, image, **WINDOWS)
+    relabelled["metadata"]["labels"] = {"changed": "not-the-pods"}
+    assert apply_warnings(plane, relabelled) == []
 
 
-def test_pods_of_a_deployment_get_their_class(
+def test_pods_of_a_deployment_get_a_runtime_class(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "story-3:1", "2019", "2022")
-    assert applied(plane, workload("Deployment", "plain", image)) == []
+    assert apply_warnings(plane, workload("Deployment", "plain", image)) == []
     wait = ("rollout", "status", "deployment/plain", "-n", "apps", "--timeout=300s")
     assert "successfully rolled out" in plane.kubectl(*wait)
-    (made,) = json.loads(
+    (created,) = json.loads(
         plane.kubectl("get", "pods", "-n", "apps", "-l", "app=plain", "-o", "json")
     )["items"]
-    assert made["spec"]["runtimeClassName"] == "windows-2022"
+    assert created["spec"]["runtimeClassName"] == "windows-2022"
 
 
-def test_where_classes_are_off_pods_get_nodes_and_tolerations(
+def test_pods_get_node_selector_and_tolerations_if_classes_are_disabled(
     plane: ControlPlane, operator: OperatorProcess, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "selected:1", "2019")
@@ -543,24 +545,22 @@ def test_where_classes_are_off_pods_get_nodes_and_tolerations(
         eventually(lambda: not create(plane, app_pod("x", image), "--dry-run=server").class_name)
         spec = create(plane, app_pod("selected", image)).object["spec"]
         assert spec["nodeSelector"][BUILD] == BUILD_2019
-        assert any(one.get("key") == "os" for one in spec["tolerations"])
+        assert any(toleration.get("key") == "os" for toleration in spec["tolerations"])
         assert bound_to(plane, "apps", "selected") == "win-2019"
     finally:
         use_settings(plane, operator, SETTINGS)
         eventually(lambda: {"windows-2019", "windows-2022"} <= classes(plane).keys())
 
 
-def test_system_namespaces_are_left_alone(plane: ControlPlane, home: Path, registry: str) -> None:
+def test_system_namespaces_are_exempt(plane: ControlPlane, home: Path, registry: str) -> None:
     image = push(home, registry, "newer:1", "2025")
     system = app_pod("system", image, **WINDOWS)
     system["metadata"]["namespace"] = "kube-system"
     created = create(plane, system, "--dry-run=server")
-    assert (created.refusal, created.class_name, created.warnings) == ("", "", [])
+    assert (created.rejection, created.class_name, created.warnings) == ("", "", [])
 
 
-def test_what_is_no_review_is_answered_with_a_no_and_harms_nobody(
-    plane: ControlPlane, operator: OperatorProcess
-) -> None:
+def test_malformed_review_is_a_bad_request(plane: ControlPlane, operator: OperatorProcess) -> None:
     secret = plane.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/winpod-webhook").body
     bundle = base64.b64decode(secret["data"]["ca.crt"]).decode()
     trust = ssl.create_default_context(cadata=bundle)
@@ -578,7 +578,7 @@ def test_what_is_no_review_is_answered_with_a_no_and_harms_nobody(
         connection.close()
 
 
-async def test_replicas_that_begin_at_once_share_one_authority(plane: ControlPlane) -> None:
+async def test_replicas_that_start_together_share_one_ca(plane: ControlPlane) -> None:
     plane.create_namespace("replicas")
     api = ApiClient(read_kubeconfig(plane.kubeconfig))
     try:
@@ -592,7 +592,7 @@ async def test_replicas_that_begin_at_once_share_one_authority(plane: ControlPla
         await api.close()
 
 
-def test_two_hundred_pods_at_once_all_get_their_class(
+def test_two_hundred_concurrent_pods_get_a_runtime_class(
     plane: ControlPlane, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "crowd:1", "2019", "2022")
@@ -607,13 +607,13 @@ def test_two_hundred_pods_at_once_all_get_their_class(
     assert {name for _, name in answers} <= {"windows-2019", "windows-2022"}
 
 
-def test_pods_are_created_while_the_webhook_is_dead_and_looked_at_when_it_is_back(
+def test_pods_are_admitted_while_the_webhook_is_down_and_reviewed_afterwards(
     plane: ControlPlane, operator: OperatorProcess, home: Path, registry: str
 ) -> None:
     image = push(home, registry, "survives:1", "2019")
     operator.kill()
     created = create(plane, app_pod("while-dead", image, **WINDOWS))
-    assert (created.refusal, created.class_name) == ("", "")
+    assert (created.rejection, created.class_name) == ("", "")
     plane.kubectl("delete", "secret", "winpod-webhook", "-n", NAMESPACE)
     operator.log.unlink()
     operator.start()

@@ -1,4 +1,4 @@
-"""`winpod operator` on a real API server: classes and labels from nodes, and one leader of two."""
+"""`winpod operator` on a real API server: classes and labels from nodes, leader election."""
 
 import asyncio
 import platform
@@ -43,13 +43,13 @@ from winpod.operator.cluster_cache import CachedKind, ClusterCache
 
 GUEST_2019 = f"{HYPERVISOR}-17763"
 SETTINGS = "classes: {removeAfterSeconds: 0}"
-OURS = {"app.kubernetes.io/managed-by": "winpod"}
+MANAGED = {"app.kubernetes.io/managed-by": "winpod"}
 PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A cluster of its own, since an operator looks after all nodes that there are."""
+    """A separate cluster, since an operator manages all of its nodes."""
     directory = tmp_path_factory.mktemp("plane")
     with ControlPlane(directory, scheduler=False, controller_manager=False) as running:
         running.create_namespace(NAMESPACE)
@@ -67,16 +67,16 @@ def operator(
 
 
 @pytest.fixture(autouse=True)
-def _empty(plane: ControlPlane) -> Iterator[None]:
+def _clean_up(plane: ControlPlane) -> Iterator[None]:
     yield
     configure(plane, SETTINGS)
-    gone = ("--all", "--force", "--grace-period=0")
-    plane.kubectl("delete", "pods", "-n", "apps", *gone)
+    options = ("--all", "--force", "--grace-period=0")
+    plane.kubectl("delete", "pods", "-n", "apps", *options)
     plane.kubectl("delete", "nodes", "--all")
     plane.kubectl("delete", "runtimeclasses", "--all")
 
 
-def using(name: str, runtime_class: str) -> dict[str, Any]:
+def pod_using(name: str, runtime_class: str) -> dict[str, Any]:
     spec = {"runtimeClassName": runtime_class, "containers": [{"name": "main", "image": "app"}]}
     return pod(name, "apps", spec)
 
@@ -85,17 +85,17 @@ def reasons(plane: ControlPlane, namespace: str, name: str) -> list[str]:
     return [reason for reason, _ in events_of(plane, namespace, name)]
 
 
-def until_used(operator: OperatorProcess, name: str) -> None:
-    """Pods, nodes and classes are each heard of in their own time."""
+def wait_until_used(operator: OperatorProcess, name: str) -> None:
+    """Wait until the operator counts the pod; each kind has its own watch."""
     used = f'winpod_runtime_class_pods{{runtime_class="{name}"}} 1.0'
     eventually(lambda: used in operator.answer("/metrics")[1].splitlines())
 
 
-def scheduling(obj: dict[str, Any]) -> dict[str, Any]:
+def node_selector(obj: dict[str, Any]) -> dict[str, Any]:
     return dict(obj["scheduling"]["nodeSelector"])
 
 
-def test_classes_appear_for_the_builds_of_a_mixed_cluster(
+def test_classes_are_created_for_the_builds_of_a_mixed_cluster(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     add_nodes(
@@ -109,13 +109,13 @@ def test_classes_appear_for_the_builds_of_a_mixed_cluster(
     )
     made = classes(plane)
     assert {obj["handler"] for obj in made.values()} == {PROCESS, GUEST_2019}
-    assert scheduling(made["windows-2019"]) == windows_labels(BUILD_2019)
-    assert scheduling(made["windows-2019-hyperv"]) == windows_labels(BUILD_2022)
+    assert node_selector(made["windows-2019"]) == windows_labels(BUILD_2019)
+    assert node_selector(made["windows-2019-hyperv"]) == windows_labels(BUILD_2022)
     assert made["windows-2019-hyperv"]["overhead"] == {"podFixed": {"memory": "200Mi"}}
     assert "overhead" not in made["windows-2019"]
     for obj in made.values():
         assert obj["scheduling"]["tolerations"] == [TAINT | {"operator": "Equal"}]
-        assert obj["metadata"]["labels"] == OURS
+        assert obj["metadata"]["labels"] == MANAGED
     labels = node(plane, "linux")["metadata"]["labels"]
     assert not [key for key in labels if "winpod" in key]
     assert operator.answer("/healthz")[0] == 200
@@ -135,10 +135,10 @@ def test_simulated_nodes_get_the_classes_of_their_builds(
         eventually(lambda: is_ready(plane, "a"))
 
 
-def test_a_guest_has_a_class_only_where_a_node_can_really_host_it(
+def test_guest_class_is_created_only_if_a_node_can_run_it(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
-    """containerd advertises it and cannot choose its images; the build does not tell them apart."""
+    """containerd advertises the handler, on the same build, but cannot choose its images."""
     del operator
     handlers = (PROCESS, HYPERVISOR, GUEST_2019)
     containerd = windows_node("a", BUILD_2022, runtime="containerd://2.1.0", handlers=handlers)
@@ -148,16 +148,16 @@ def test_a_guest_has_a_class_only_where_a_node_can_really_host_it(
     add_nodes(plane, windows_node("b", BUILD_2022, handlers=handlers))
     eventually(lambda: "windows-2019-hyperv" in classes(plane))
     label = f"handler.winpod.dev/{GUEST_2019}"
-    assert scheduling(classes(plane)["windows-2019-hyperv"])[label] == "true"
+    assert node_selector(classes(plane)["windows-2019-hyperv"])[label] == "true"
     assert node(plane, "b")["metadata"]["labels"][label] == "true"
     assert label not in node(plane, "a")["metadata"]["labels"]
 
 
-def test_a_class_of_somebody_else_is_left_alone_and_told(
+def test_unmanaged_class_is_kept_and_reported(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
-    theirs = runtime_class("windows-2019", "their-handler", BUILD_2019)
-    plane.apply(theirs)
+    unmanaged = runtime_class("windows-2019", "their-handler", BUILD_2019)
+    plane.apply(unmanaged)
     add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
     eventually(lambda: "windows-2022" in classes(plane))
     eventually(lambda: operator.said("is not managed by winpod and is not changed"))
@@ -169,13 +169,13 @@ def test_a_class_of_somebody_else_is_left_alone_and_told(
     eventually(lambda: classes(plane).keys() == {"windows-2019", "win-20348"})
 
 
-def test_a_class_whose_last_node_went_stays_while_a_pod_uses_it(
+def test_class_without_nodes_is_kept_while_a_pod_uses_it(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     add_nodes(plane, windows_node("old", BUILD_2019), windows_node("new", BUILD_2022))
     eventually(lambda: {"windows-2019", "windows-2022"} == classes(plane).keys())
-    plane.apply(using("last", "windows-2019"))
-    until_used(operator, "windows-2019")
+    plane.apply(pod_using("last", "windows-2019"))
+    wait_until_used(operator, "windows-2019")
     plane.kubectl("delete", "node", "old", "new")
     eventually(lambda: "windows-2022" not in classes(plane))
     eventually(lambda: operator.said('RuntimeClass "windows-2019" has no nodes and is kept'))
@@ -184,21 +184,23 @@ def test_a_class_whose_last_node_went_stays_while_a_pod_uses_it(
     eventually(lambda: not classes(plane))
 
 
-def test_a_class_with_another_handler_is_replaced_when_no_pod_uses_it(
+def test_class_with_another_handler_is_replaced_once_unused(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     plane.apply(runtime_class("windows-2019", "another-handler", BUILD_2019))
-    plane.apply(using("user", "windows-2019"))
-    until_used(operator, "windows-2019")
+    plane.apply(pod_using("user", "windows-2019"))
+    wait_until_used(operator, "windows-2019")
     add_nodes(plane, windows_node("old", BUILD_2019))
-    plane.kubectl("label", "runtimeclass", "windows-2019", *(f"{k}={v}" for k, v in OURS.items()))
+    plane.kubectl(
+        "label", "runtimeclass", "windows-2019", *(f"{k}={v}" for k, v in MANAGED.items())
+    )
     eventually(lambda: operator.said('RuntimeClass "windows-2019" is kept until no pod uses it'))
     assert classes(plane)["windows-2019"]["handler"] == "another-handler"
     plane.kubectl("delete", "pod", "user", "-n", "apps", "--force", "--grace-period=0")
     eventually(lambda: classes(plane).get("windows-2019", {}).get("handler") == PROCESS)
 
 
-def test_a_changed_class_keeps_what_others_wrote_into_it(
+def test_updated_class_keeps_foreign_annotations(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     del operator
@@ -213,7 +215,7 @@ def test_a_changed_class_keeps_what_others_wrote_into_it(
     assert now["annotations"]["winpod.dev/retiring"] == "gone by May"
 
 
-def test_labels_that_a_kubelet_does_not_set_are_filled_in_and_follow_the_kernel(
+def test_missing_node_labels_are_added_and_follow_the_kernel_version(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     del operator
@@ -233,7 +235,7 @@ def test_labels_that_a_kubelet_does_not_set_are_filled_in_and_follow_the_kernel(
     eventually(lambda: classes(plane).keys() == {"windows-2025"})
 
 
-def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
+def test_invalid_settings_are_reported_and_the_last_valid_ones_kept(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
@@ -246,7 +248,7 @@ def test_settings_that_cannot_be_used_are_told_and_the_last_good_ones_stay(
     eventually(lambda: "servers-2022" in classes(plane))
 
 
-def test_a_mistake_in_the_settings_and_a_restart_are_no_reason_to_act_by_the_defaults(
+def test_restart_with_invalid_settings_does_not_fall_back_to_defaults(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
@@ -259,8 +261,8 @@ def test_a_mistake_in_the_settings_and_a_restart_are_no_reason_to_act_by_the_def
     operator.start()
     try:
         eventually(lambda: "SettingsNotUsed" in reasons(plane, NAMESPACE, "winpod-operator"))
-        waits = (503, "the settings are invalid, see the log\n")
-        eventually(lambda: operator.answer("/readyz") == waits)
+        not_ready = (503, "the settings are invalid, see the log\n")
+        eventually(lambda: operator.answer("/readyz") == not_ready)
         add_nodes(plane, windows_node("new", BUILD_2022))
         known = f'winpod_nodes{{build="{BUILD_2022}'
         eventually(lambda: known in operator.answer("/metrics")[1])
@@ -271,7 +273,7 @@ def test_a_mistake_in_the_settings_and_a_restart_are_no_reason_to_act_by_the_def
     eventually(lambda: classes(plane).keys() == {"servers-2019", "servers-2022"})
 
 
-def test_settings_that_are_deleted_stay_and_are_missed(
+def test_deleted_settings_stay_in_effect_and_are_reported(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     configure(plane, "classes: {removeAfterSeconds: 0, name: 'servers-{release}'}")
@@ -283,7 +285,7 @@ def test_settings_that_are_deleted_stay_and_are_missed(
     eventually(lambda: classes(plane).keys() == {"servers-2019", "servers-2022"})
 
 
-def test_an_operator_goes_on_after_the_api_server_was_away(
+def test_operator_recovers_from_an_api_server_outage(
     plane: ControlPlane, operator: OperatorProcess
 ) -> None:
     eventually(lambda: operator.answer("/readyz") == (200, "leader\n"))
@@ -294,73 +296,73 @@ def test_an_operator_goes_on_after_the_api_server_was_away(
     eventually(lambda: "windows-2019" in classes(plane))
 
 
-def test_the_view_counts_what_is_taken_as_a_fresh_look_at_the_cluster_does(
+def test_cluster_cache_equals_a_fresh_read_of_the_cluster(
     plane: ControlPlane,
 ) -> None:
     add_nodes(plane, windows_node("a", BUILD_2019), windows_node("b", BUILD_2022), linux_node("c"))
     plane.apply(runtime_class("guest", GUEST_2019, BUILD_2022, overhead=OVERHEAD))
-    bound = [taking(f"pod-{n}", "abc"[n % 3], f"{n}00m") for n in range(6)]
-    plane.apply(*bound, using("waits", "guest"))
-    asyncio.run(_follow_changes(plane))
+    bound = [bound_pod(f"pod-{n}", "abc"[n % 3], f"{n}00m") for n in range(6)]
+    plane.apply(*bound, pod_using("waits", "guest"))
+    asyncio.run(_compare_after_changes(plane))
 
 
 OVERHEAD = {"podFixed": {"memory": "200Mi"}}
 
 
-def taking(name: str, node: str, cpu: str) -> dict[str, Any]:
+def bound_pod(name: str, node: str, cpu: str) -> dict[str, Any]:
     resources = {"requests": {"cpu": cpu, "memory": "1Gi"}}
     container = {"name": "main", "image": f"app:{cpu}", "resources": resources}
     return pod(name, "apps", {"nodeName": node, "containers": [container]})
 
 
-async def _follow_changes(plane: ControlPlane) -> None:
+async def _compare_after_changes(plane: ControlPlane) -> None:
     api = ApiClient(read_kubeconfig(plane.kubeconfig))
-    view = ClusterCache(api)
-    uses = view.subscribe(CachedKind.USAGE)
-    following = asyncio.create_task(view.run())
+    cache = ClusterCache(api)
+    usage = cache.subscribe(CachedKind.USAGE)
+    task = asyncio.create_task(cache.run())
     try:
-        await view.wait_synced()
-        await _until_alike(view, plane)
-        assert view.used_classes() == {"", "guest"}
+        await cache.wait_synced()
+        await _wait_until_equal(cache, plane)
+        assert cache.used_classes() == {"", "guest"}
         for change in (
             ("delete", "pod", "pod-1", "-n", "apps", "--force", "--grace-period=0"),
-            ("patch", "pod", "pod-2", "-n", "apps", "--subresource=status", "-p", _ENDED),
+            ("patch", "pod", "pod-2", "-n", "apps", "--subresource=status", "-p", _SUCCEEDED),
             ("cordon", "b"),
             ("delete", "pod", "waits", "-n", "apps", "--force", "--grace-period=0"),
             ("delete", "node", "a"),
             ("delete", "runtimeclass", "guest"),
         ):
             await asyncio.to_thread(plane.kubectl, *change)
-            await _until_alike(view, plane)
+            await _wait_until_equal(cache, plane)
         async with asyncio.timeout(PATIENCE):
-            while view.used_classes() != {""}:
-                await uses.wait()
-                uses.clear()
-        assert any(view.cluster() is view.cluster() for _ in range(2))
+            while cache.used_classes() != {""}:
+                await usage.wait()
+                usage.clear()
+        assert any(cache.cluster() is cache.cluster() for _ in range(2))
     finally:
-        following.cancel()
-        await asyncio.wait((following,))
+        task.cancel()
+        await asyncio.wait((task,))
         await api.close()
 
 
-_ENDED = '{"status": {"phase": "Succeeded"}}'
+_SUCCEEDED = '{"status": {"phase": "Succeeded"}}'
 
 
-async def _until_alike(view: ClusterCache, plane: ControlPlane) -> None:
-    """Node by node, class by class; an operator of another test may still change some."""
+async def _wait_until_equal(cache: ClusterCache, plane: ControlPlane) -> None:
+    """Compare nodes and classes until equal; an earlier test's operator may still change some."""
     deadline = time.monotonic() + PATIENCE
     while True:
         live = await read_live_cluster(plane.kubeconfig)
-        seen = view.cluster()
-        nodes = ({n.name: n for n in seen.nodes}, {n.name: n for n in live.nodes})
-        classes_of = (dict(seen.classes), {known.name: known for known in live.classes})
+        cached = cache.cluster()
+        nodes = ({n.name: n for n in cached.nodes}, {n.name: n for n in live.nodes})
+        classes_of = (dict(cached.classes), {known.name: known for known in live.classes})
         if nodes[0] == nodes[1] and classes_of[0] == classes_of[1]:
             return
         assert time.monotonic() < deadline, (nodes, classes_of)
         await asyncio.sleep(0.05)
 
 
-def test_of_two_operators_on_one_machine_one_leads(
+def test_one_of_two_operators_on_one_host_leads(
     plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ) -> None:
     operator.stop()
@@ -368,38 +370,38 @@ def test_of_two_operators_on_one_machine_one_leads(
         unnamed = [OperatorProcess(plane, tmp_path, name, "--identity", "") for name in "ab"]
         with unnamed[0] as a, unnamed[1] as b:
 
-            def told() -> list[str]:
-                return [one.answer("/readyz")[1] for one in (a, b)]
+            def states() -> list[str]:
+                return [operator_process.answer("/readyz")[1] for operator_process in (a, b)]
 
-            eventually(lambda: sorted(told()) == ["leader\n", "standby\n"])
+            eventually(lambda: sorted(states()) == ["leader\n", "standby\n"])
             assert leader(plane).startswith(f"{platform.node()}-")
             time.sleep(5)
-            seen = eventually(told, lambda now: sorted(now) == ["leader\n", "standby\n"])
-            first, second = (a, b) if seen[0] == "leader\n" else (b, a)
+            stable = eventually(states, lambda now: sorted(now) == ["leader\n", "standby\n"])
+            first, second = (a, b) if stable[0] == "leader\n" else (b, a)
             held_by = leader(plane)
             first.stop()
-            assert leader(plane) != held_by, "it has given it back"
+            assert leader(plane) != held_by, "the lease is released"
             eventually(lambda: second.answer("/readyz") == (200, "leader\n"))
     finally:
         operator.start()
 
 
-def test_of_two_operators_one_leads_and_the_other_takes_over(
+def test_standby_operator_takes_over_from_a_killed_leader(
     plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    """Killed, it is waited for until its lease has run out; stopped, it has given it back."""
+    """The lease of a killed leader has to expire; a stopped leader releases it."""
     eventually(lambda: leader(plane) == operator.name)
     with OperatorProcess(plane, tmp_path, "two") as second:
         eventually(lambda: second.answer("/readyz") == (200, "standby\n"))
         renewed = datetime.fromisoformat(lease(plane)["renewTime"])
         operator.kill()
         add_nodes(plane, windows_node("old", BUILD_2019))
-        made = eventually(lambda: classes(plane).get("windows-2019", {}))
+        created = eventually(lambda: classes(plane).get("windows-2019", {}))
         assert leader(plane) == second.name
-        taken = datetime.fromisoformat(lease(plane)["acquireTime"])
-        assert taken > renewed + timedelta(seconds=LEASE_SECONDS)
-        since = datetime.fromisoformat(made["metadata"]["creationTimestamp"])
-        assert since >= taken.replace(microsecond=0)
+        acquired = datetime.fromisoformat(lease(plane)["acquireTime"])
+        assert acquired > renewed + timedelta(seconds=LEASE_SECONDS)
+        since = datetime.fromisoformat(created["metadata"]["creationTimestamp"])
+        assert since >= acquired.replace(microsecond=0)
         operator.start()
         eventually(lambda: operator.answer("/readyz") == (200, "standby\n"))
     assert leader(plane) in ("", operator.name)

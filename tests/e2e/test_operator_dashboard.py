@@ -1,7 +1,7 @@
-"""What the operator shows: its page in a real browser, metrics, events, and `winpod explain`.
+"""The operator's dashboard in a real browser, its metrics and events, and `winpod explain`.
 
-One cluster with nodes of two builds, written down; one pod runs, one waits, one cannot ever run,
-and one was refused.
+One cluster with Node objects of two builds: one pod runs, one waits, one can never run, and one
+was rejected.
 """
 
 import json
@@ -45,7 +45,7 @@ LIGHT, DARK = (0xF6, 0xF7, 0xF9), (0x0D, 0x11, 0x17)
 
 
 @dataclass
-class Shown:
+class Dashboard:
     plane: ControlPlane
     operator: OperatorProcess
     registry: str
@@ -54,11 +54,11 @@ class Shown:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.operator.page_port}/"
 
-    def state(self, wanted: str = "") -> dict[str, Any]:
-        return dict(json.loads(get(f"{self.url}api/state?pods={wanted}")[1]))
+    def state(self, query: str = "") -> dict[str, Any]:
+        return dict(json.loads(get(f"{self.url}api/state?pods={query}")[1]))
 
-    def pods(self, wanted: str = "") -> dict[str, dict[str, Any]]:
-        return {pod["name"]: pod for pod in self.state(wanted)["pods"]["shown"]}
+    def pods(self, query: str = "") -> dict[str, dict[str, Any]]:
+        return {pod["name"]: pod for pod in self.state(query)["pods"]["shown"]}
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:
@@ -87,7 +87,7 @@ def windows(name: str, image: str, **spec: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     directory = tmp_path_factory.mktemp("shown")
     with (
         docker_registry(directory / "registry") as registry,
@@ -105,8 +105,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             windows_node("win-2022-b", BUILD_2022, handlers=handlers, unschedulable=True),
             linux_node("linux-a"),
         )
-        wanted = {"windows-2019", "windows-2019-hyperv", "windows-2022"}
-        eventually(lambda: wanted <= classes(plane).keys())
+        expected = {"windows-2019", "windows-2019-hyperv", "windows-2022"}
+        eventually(lambda: expected <= classes(plane).keys())
         plane.apply(
             windows("web-0", new, runtimeClassName="windows-2022", nodeName="win-2022-a")
             | {"status": {"phase": "Running"}},
@@ -122,19 +122,19 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         path = f"{UPGRADES}/2019-to-2022"
         eventually(lambda: found(plane, path).get("status", {}).get("phase") == "Done")
         ask_about_pods(plane, operator.webhook_port)
-        shown = Shown(plane, operator, registry)
-        never = windows("refused", new, nodeSelector={BUILD: BUILD_2019})
-        eventually(lambda: create(shown, never))
-        eventually(lambda: shown.pods().keys() == {"web-0", "big", "legacy"})
-        eventually(lambda: shown.pods()["legacy"]["fate"] == "cannot-run")
-        yield shown
+        dashboard = Dashboard(plane, operator, registry)
+        rejected = windows("refused", new, nodeSelector={BUILD: BUILD_2019})
+        eventually(lambda: create(dashboard, rejected))
+        eventually(lambda: dashboard.pods().keys() == {"web-0", "big", "legacy"})
+        eventually(lambda: dashboard.pods()["legacy"]["fate"] == "cannot-run")
+        yield dashboard
 
 
-def create(shown: Shown, obj: dict[str, Any]) -> str:
-    """What the API server says against a pod, nothing where it takes it."""
-    answer = shown.plane.request("POST", pods_path("shop"), obj)
+def create(dashboard: Dashboard, obj: dict[str, Any]) -> str:
+    """Return the API server's rejection of a pod, or an empty text if it is admitted."""
+    answer = dashboard.plane.request("POST", pods_path("shop"), obj)
     if answer.status == 201:
-        shown.plane.request("DELETE", f"{pods_path('shop')}/{obj['metadata']['name']}")
+        dashboard.plane.request("DELETE", f"{pods_path('shop')}/{obj['metadata']['name']}")
         return ""
     return answer.message
 
@@ -148,8 +148,10 @@ def upgrade() -> dict[str, Any]:
     }
 
 
-def test_the_page_shows_in_a_browser_what_there_is_and_why(shown: Shown, tmp_path: Path) -> None:
-    text = document(shown.url, tmp_path)
+def test_dashboard_shows_nodes_classes_and_pods_with_reasons(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    text = document(dashboard.url, tmp_path)
     tables = Tables(text).found
     nodes = {tuple(row[:3]): row[4:] for row in tables["nodes-title"].rows}
     both = ("Windows Server 2022", BUILD_2022, "process, hypervisor")
@@ -171,45 +173,45 @@ def test_the_page_shows_in_a_browser_what_there_is_and_why(shown: Shown, tmp_pat
     assert all(table.columns_are_named for table in tables.values())
 
 
-def test_the_page_is_dark_or_light_as_the_reader_wants_it(shown: Shown, tmp_path: Path) -> None:
+def test_dashboard_follows_the_preferred_color_scheme(dashboard: Dashboard, tmp_path: Path) -> None:
     light, dark = tmp_path / "light.png", tmp_path / "dark.png"
-    screenshot(shown.url, light, size=(1280, 1530), dark=False)
-    screenshot(shown.url, dark, dark=True)
+    screenshot(dashboard.url, light, size=(1280, 1530), dark=False)
+    screenshot(dashboard.url, dark, dark=True)
     assert first_pixel(light) == LIGHT
     assert first_pixel(dark) == DARK
 
 
-def test_the_page_asks_nobody_but_the_operator(shown: Shown) -> None:
+def test_dashboard_loads_nothing_from_other_hosts(dashboard: Dashboard) -> None:
     for name in ("", "dashboard.css", "dashboard.js"):
-        status, text = get(shown.url + name)
+        status, text = get(dashboard.url + name)
         assert status == 200
         assert "http:" not in text
         assert "https:" not in text
 
 
-def test_pods_are_found_by_name_node_class_and_verdict(shown: Shown) -> None:
-    assert shown.pods("WEB-").keys() == {"web-0"}
-    assert shown.pods("win-2022-a").keys() == {"web-0"}
-    assert shown.pods("cannot-run").keys() == {"legacy"}
-    assert shown.state()["pods"]["counts"]["not-windows"] == 1
+def test_pods_are_filtered_by_name_node_class_and_verdict(dashboard: Dashboard) -> None:
+    assert dashboard.pods("WEB-").keys() == {"web-0"}
+    assert dashboard.pods("win-2022-a").keys() == {"web-0"}
+    assert dashboard.pods("cannot-run").keys() == {"legacy"}
+    assert dashboard.state()["pods"]["counts"]["not-windows"] == 1
 
 
-def test_nobody_but_this_machine_sees_the_page_without_a_token(shown: Shown) -> None:
-    assert get(f"{shown.url}api/state", Host="evil.example")[0] == 403
-    status, text = shown.operator.answer("/api/state")
+def test_dashboard_without_token_is_served_only_on_localhost(dashboard: Dashboard) -> None:
+    assert get(f"{dashboard.url}api/state", Host="evil.example")[0] == 403
+    status, text = dashboard.operator.answer("/api/state")
     assert status == 403
     assert "port-forward" in text
-    assert shown.operator.answer("/metrics")[0] == 200
+    assert dashboard.operator.answer("/metrics")[0] == 200
 
 
-def test_with_a_token_the_page_is_for_those_who_may_list_all_pods(
-    shown: Shown, tmp_path: Path
+def test_dashboard_with_token_requires_permission_to_list_pods(
+    dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    plane, port = shown.plane, shown.operator.port
-    asking = rendered(tmp_path, "--set", "rbac.page=true", "--show-only", "templates/rbac.yaml")
-    plane.apply(*objects(asking))
+    plane, port = dashboard.plane, dashboard.operator.port
+    rbac = rendered(tmp_path, "--set", "rbac.page=true", "--show-only", "templates/rbac.yaml")
+    plane.apply(*objects(rbac))
     configure(plane, "page: {authenticated: true}")
-    eventually(lambda: shown.operator.answer("/api/state")[0] == 401)
+    eventually(lambda: dashboard.operator.answer("/api/state")[0] == 401)
     account = {"apiVersion": "v1", "kind": "ServiceAccount"}
     plane.apply(account | {"metadata": {"name": "reader", "namespace": "shop"}})
     plane.apply(account | {"metadata": {"name": "stranger", "namespace": "shop"}})
@@ -221,17 +223,18 @@ def test_with_a_token_the_page_is_for_those_who_may_list_all_pods(
     def is_answered(token: str, status: int) -> bool:
         return get(url, Authorization=f"Bearer {token}")[0] == status
 
-    for name, wanted in (("reader", 200), ("stranger", 403)):
+    for name, status in (("reader", 200), ("stranger", 403)):
         token = plane.kubectl("create", "token", name, "-n", "shop").strip()
-        eventually(partial(is_answered, token, wanted))
+        eventually(partial(is_answered, token, status))
     assert is_answered("nonsense", 401)
     configure(plane, "")
-    eventually(lambda: shown.operator.answer("/api/state")[0] == 403)
+    eventually(lambda: dashboard.operator.answer("/api/state")[0] == 403)
 
 
-def test_metrics_count_nodes_classes_pods_and_what_was_done(shown: Shown) -> None:
+def test_metrics_count_nodes_classes_pods_and_actions(dashboard: Dashboard) -> None:
     text = eventually(
-        lambda: shown.operator.answer("/metrics")[1], lambda told: "winpod_leader 1.0" in told
+        lambda: dashboard.operator.answer("/metrics")[1],
+        lambda metrics: "winpod_leader 1.0" in metrics,
     )
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     node = f'build="{BUILD_2022}",isolation="process-hypervisor",os="windows",ready="true"'
@@ -244,32 +247,34 @@ def test_metrics_count_nodes_classes_pods_and_what_was_done(shown: Shown) -> Non
     assert "winpod_admission_reviews_total" in text
 
 
-def test_events_tell_of_classes_refusals_and_pods_that_nothing_can_run(shown: Shown) -> None:
+def test_events_report_classes_rejections_and_unplaceable_pods(dashboard: Dashboard) -> None:
     def reasons(namespace: str, name: str) -> set[str]:
-        return {reason for reason, _ in events_of(shown.plane, namespace, name)}
+        return {reason for reason, _ in events_of(dashboard.plane, namespace, name)}
 
     eventually(lambda: "ClassCreated" in reasons("default", "windows-2022"))
     eventually(lambda: "PodUnplaceable" in reasons("shop", "legacy"))
     eventually(lambda: "PodRefused" in reasons("shop", "refused"))
-    messages = [said for _, said in events_of(shown.plane, "shop", "refused")]
+    messages = [message for _, message in events_of(dashboard.plane, "shop", "refused")]
     assert any(NEW_IMAGE_BUILD in message for message in messages)
 
 
-def test_explain_says_why_a_pod_waits_and_what_to_change(shown: Shown, tmp_path: Path) -> None:
-    where = ("-n", "shop", "--kubeconfig", str(shown.plane.kubeconfig))
-    told = winpod("explain", "legacy", *where, home=tmp_path).out
-    assert "cannot run" in told
-    assert OLD_IMAGE_BUILD in told
-    assert "→" in told
-    ran = winpod("explain", "shop/web-0", *where[2:], "-o", "json", home=tmp_path)
-    there = json.loads(ran.out)
-    assert there["node"] == "win-2022-a"
-    assert there["status"] == "runs"
-    assert there["class"]["name"] == "windows-2022"
-    assert there["class"]["handler"] == PROCESS
-    outcomes = {name: v["outcome"] for v in there["verdicts"] for name in v["nodes"]}
+def test_explain_reports_why_a_pod_waits_and_what_to_change(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    options = ("-n", "shop", "--kubeconfig", str(dashboard.plane.kubeconfig))
+    output = winpod("explain", "legacy", *options, home=tmp_path).out
+    assert "cannot run" in output
+    assert OLD_IMAGE_BUILD in output
+    assert "→" in output
+    result = winpod("explain", "shop/web-0", *options[2:], "-o", "json", home=tmp_path)
+    explained = json.loads(result.out)
+    assert explained["node"] == "win-2022-a"
+    assert explained["status"] == "runs"
+    assert explained["class"]["name"] == "windows-2022"
+    assert explained["class"]["handler"] == PROCESS
+    outcomes = {name: v["outcome"] for v in explained["verdicts"] for name in v["nodes"]}
     assert outcomes["win-2022-a"] == "runs"
     assert outcomes["win-2019-a"] == "blocked"
-    missing = winpod("explain", "nobody", *where, home=tmp_path)
+    missing = winpod("explain", "nobody", *options, home=tmp_path)
     assert missing.code == 2
     assert "nobody" in missing.err

@@ -1,4 +1,4 @@
-"""The operator's chart and manifests: one source, and what a real API server makes of them."""
+"""The operator's chart and manifests: generated from one source, accepted by an API server."""
 
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from winpod.labels import API_GROUP, OPERATOR_CONFIG_MAP
 from winpod.operator.settings import CONFIG_KEY, OperatorSettings, read_settings
 from winpod.operator.upgrade.resource import PLURAL
 
-CHOICES = {
+VALUES = {
     "defaults": (),
     "bare": (
         "--set",
@@ -62,34 +62,34 @@ def named(listed: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return next(obj for obj in listed if obj["kind"] == kind)
 
 
-def test_the_manifests_are_the_chart_with_its_defaults(tmp_path: Path) -> None:
-    """`make manifests` writes them anew."""
+def test_manifests_are_the_chart_rendered_with_defaults(tmp_path: Path) -> None:
+    """`make manifests` generates them."""
     written = {file.name: file.read_text() for file in sorted(MANIFESTS.glob("*.yaml"))}
     assert written == plain_manifests(tmp_path)
     for file, crd in CRDS.items():
         assert file.read_text() == as_yaml(crd)
 
 
-def test_helm_finds_nothing_wrong_with_the_chart_and_its_version_is_the_program_s(
+def test_chart_passes_helm_lint_and_has_the_version_of_winpod(
     tmp_path: Path,
 ) -> None:
     assert "0 chart(s) failed" in helm(tmp_path, "lint", "--strict", str(CHART))
     assert objects((CHART / "Chart.yaml").read_text())[0]["appVersion"] == __version__
 
 
-def test_a_real_api_server_takes_the_manifests_word_for_word(plane: ControlPlane) -> None:
+def test_manifests_pass_strict_validation(plane: ControlPlane) -> None:
     apply = ("apply", "--server-side", "--validate=strict", "-f", str(MANIFESTS))
-    told = plane.kubectl(*apply)
+    output = plane.kubectl(*apply)
     files = sorted(MANIFESTS.glob("*.yaml"))
-    assert told.count("serverside-applied") == sum(len(objects(f.read_text())) for f in files)
+    assert output.count("serverside-applied") == sum(len(objects(f.read_text())) for f in files)
     assert plane.kubectl(*apply).count("serverside-applied")
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_whatever_is_chosen_the_api_server_takes_it(
-    choice: str, plane: ControlPlane, tmp_path: Path
+@pytest.mark.parametrize("values", VALUES)
+def test_chart_passes_strict_validation_with_any_values(
+    values: str, plane: ControlPlane, tmp_path: Path
 ) -> None:
-    text = rendered(tmp_path, *CHOICES[choice])
+    text = rendered(tmp_path, *VALUES[values])
     plane.kubectl("apply", "-f", str(MANIFESTS / "01-namespace.yaml"))
     apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server")
     plane.kubectl(*apply, "--validate=strict", "-f", "-", stdin=text)
@@ -98,7 +98,7 @@ def test_whatever_is_chosen_the_api_server_takes_it(
     assert isinstance(read_settings(settings["data"][CONFIG_KEY]), OperatorSettings)
 
 
-def test_prometheus_is_led_to_the_metrics_where_that_is_chosen(tmp_path: Path) -> None:
+def test_service_monitor_selects_the_metrics_port(tmp_path: Path) -> None:
     listed = objects(rendered(tmp_path, "--set", "serviceMonitor.enabled=true"))
     (endpoint,) = named(listed, "ServiceMonitor")["spec"]["endpoints"]
     ports = {port["name"] for port in named(listed, "Service")["spec"]["ports"]}
@@ -106,7 +106,7 @@ def test_prometheus_is_led_to_the_metrics_where_that_is_chosen(tmp_path: Path) -
     assert endpoint["port"] in ports
 
 
-def test_the_webhook_s_death_stops_nobody_and_exempt_namespaces_are_never_asked_about(
+def test_webhooks_fail_open_and_skip_exempt_namespaces(
     tmp_path: Path,
 ) -> None:
     exempt = ("--set", "settings.admission.exemptNamespaces={infra}")
@@ -119,7 +119,7 @@ def test_the_webhook_s_death_stops_nobody_and_exempt_namespaces_are_never_asked_
             assert rule["values"] == ["infra", "winpod-system"]
 
 
-def test_only_those_who_are_named_reach_the_webhook_and_everybody_the_metrics(
+def test_network_policy_restricts_the_webhook_and_not_the_metrics(
     tmp_path: Path,
 ) -> None:
     chosen = "webhook.networkPolicy.enabled=true"
@@ -136,7 +136,7 @@ def test_only_those_who_are_named_reach_the_webhook_and_everybody_the_metrics(
     assert policy["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
 
 
-def test_the_authority_of_the_webhook_s_clients_is_mounted_where_it_is_read(
+def test_webhook_client_ca_is_mounted_where_it_is_read(
     tmp_path: Path,
 ) -> None:
     listed = objects(rendered(tmp_path, "--set", "webhook.clientAuthority=api-servers"))
@@ -148,7 +148,7 @@ def test_the_authority_of_the_webhook_s_clients_is_mounted_where_it_is_read(
     assert f"--webhook-client-ca={mounts['webhook-clients']}/ca.crt" in operator["args"]
 
 
-def test_instances_need_a_payload_which_is_mounted_where_it_is_read(tmp_path: Path) -> None:
+def test_instances_require_a_payload_which_is_mounted_where_it_is_read(tmp_path: Path) -> None:
     chosen = "instances.enabled=true"
     with pytest.raises(HelmFailed, match="set it to the volume with the files to install"):
         rendered(tmp_path, "--set", chosen)
@@ -156,14 +156,14 @@ def test_instances_need_a_payload_which_is_mounted_where_it_is_read(tmp_path: Pa
     pod = named(objects(rendered(tmp_path, "--set", f"{chosen},{volume}")), "Deployment")["spec"]
     spec = pod["template"]["spec"]
     (operator,) = spec["containers"]
-    (place,) = [one for one in operator["volumeMounts"] if one["name"] == "payload"]
-    assert f"--payload={place['mountPath']}" in operator["args"]
+    (mount,) = [mount for mount in operator["volumeMounts"] if mount["name"] == "payload"]
+    assert f"--payload={mount['mountPath']}" in operator["args"]
     assert {"name": "payload", "persistentVolumeClaim": {"claimName": "files"}} in spec["volumes"]
 
 
 @contextmanager
-def rights(plane: ControlPlane, home: Path, *options: str) -> Iterator[None]:
-    """Of an operator that is installed with these options, and nobody's afterwards."""
+def permissions(plane: ControlPlane, home: Path, *options: str) -> Iterator[None]:
+    """Grant the operator's permissions under these chart options, and revoke them afterwards."""
     kinds = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     listed = [obj for obj in objects(rendered(home, *options)) if obj["kind"] in kinds]
     plane.kubectl("apply", "-f", str(MANIFESTS / "01-namespace.yaml"))
@@ -176,12 +176,12 @@ def rights(plane: ControlPlane, home: Path, *options: str) -> Iterator[None]:
 
 
 def may(plane: ControlPlane, verb: str, namespace: str) -> bool:
-    """Whether the operator may do this with the Secrets there."""
+    """Whether the operator may use this verb on Secrets in the namespace."""
     account = f"system:serviceaccount:{NAMESPACE}:winpod-operator"
-    asked = ("auth", "can-i", verb, "secrets", "-n", namespace, "--as", account)
-    done = subprocess.run(plane.kubectl_command(*asked), capture_output=True, text=True)
-    assert done.stdout.strip() in ("yes", "no"), done.stderr
-    return done.stdout.strip() == "yes"
+    command = ("auth", "can-i", verb, "secrets", "-n", namespace, "--as", account)
+    result = subprocess.run(plane.kubectl_command(*command), capture_output=True, text=True)
+    assert result.stdout.strip() in ("yes", "no"), result.stderr
+    return result.stdout.strip() == "yes"
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def may(plane: ControlPlane, verb: str, namespace: str) -> bool:
         ("rbac.pullSecrets=false", set()),
     ],
 )
-def test_with_instances_secrets_are_read_where_that_is_chosen_and_in_kube_system_only_created(
+def test_operator_may_read_configured_secrets_and_only_create_in_kube_system(
     chosen: str, readable: set[str], plane: ControlPlane, tmp_path: Path
 ) -> None:
     instances = "instances.enabled=true,instances.payload.image.reference=payload:1"
-    with rights(plane, tmp_path, "--set", instances, "--set", chosen):
+    with permissions(plane, tmp_path, "--set", instances, "--set", chosen):
         eventually(lambda: may(plane, "create", "kube-system"))
         eventually(
             lambda: {
@@ -211,28 +211,28 @@ def test_with_instances_secrets_are_read_where_that_is_chosen_and_in_kube_system
             assert not may(plane, verb, "kube-system"), verb
 
 
-def test_an_operator_without_a_webhook_has_all_the_rights_that_it_wants(
+def test_operator_without_webhook_has_the_permissions_it_needs(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    pod = named(objects(rendered(tmp_path, *CHOICES["bare"])), "Deployment")["spec"]["template"]
+    pod = named(objects(rendered(tmp_path, *VALUES["bare"])), "Deployment")["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     options = [option for option in container["args"] if "webhook" in option]
     assert options == ["--no-webhook"]
     operator = OperatorProcess(plane, tmp_path, "bare", *options)
-    with rights(plane, tmp_path, *CHOICES["bare"]):
+    with permissions(plane, tmp_path, *VALUES["bare"]):
         eventually(lambda: not may(plane, "create", NAMESPACE))
         with operator:
             add_nodes(plane, windows_node("old", BUILD_2019))
             eventually(lambda: "windows-2019" in classes(plane))
             eventually(lambda: operator.answer("/readyz") == (200, "leader\n"))
-            troubles = [line for line in operator.lines() if line["level"] != "info"]
-            assert not troubles
+            problems = [line for line in operator.lines() if line["level"] != "info"]
+            assert not problems
             assert not [line for line in operator.lines() if "webhook_port" in line]
             assert not found(plane, f"/api/v1/namespaces/{NAMESPACE}/secrets/winpod-webhook")
     plane.kubectl("delete", "node/old", "runtimeclass/windows-2019")
 
 
-def test_helm_installs_it_changes_it_and_takes_it_away_but_for_the_history_of_upgrades(
+def test_helm_installs_upgrades_and_uninstalls_all_but_the_upgrade_crd(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
     for file in MANIFESTS.glob("10-*.yaml"):

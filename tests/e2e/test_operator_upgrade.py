@@ -1,4 +1,4 @@
-"""From one Windows Server to the next in a real cluster: moved, stopped, killed, undone.
+"""Upgrades to the next Windows Server in a real cluster: moved, blocked, killed, undone.
 
 Nodes are simulated; the control plane, the scheduler and the controllers are real.
 """
@@ -55,7 +55,7 @@ OLD_CLASS = "/apis/node.k8s.io/v1/runtimeclasses/windows-2019"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Of its own, since an upgrade takes every node of a build."""
+    """A separate control plane, since an upgrade affects every node of a build."""
     directory = tmp_path_factory.mktemp("upgrade-plane")
     with ControlPlane(directory, node_silence="1h") as running:
         running.create_namespace(NAMESPACE)
@@ -67,7 +67,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @dataclass(frozen=True)
 class Images:
-    """Of both builds; of both, for who knows a password; of the old one alone."""
+    """Images of both builds, of both builds in a private registry, and of the old build."""
 
     both: str
     private: str
@@ -76,7 +76,7 @@ class Images:
 
 @pytest.fixture
 def images(home: Path, registry: str, basic_registry: str) -> Images:
-    """Pushed for real; nodes that are simulated pull none, but whoever plans looks them up."""
+    """Push the images; simulated nodes pull none, but the planner looks them up."""
     (home / "content").mkdir()
     (home / "content/app.exe").write_bytes(b"MZ")
     log_in(home, auths(basic_registry))
@@ -98,7 +98,7 @@ def images(home: Path, registry: str, basic_registry: str) -> Images:
 
 
 def pull_secret(plane: ControlPlane, registry: str) -> dict[str, Any]:
-    """What a pod's spec says to pull with it."""
+    """Create a pull secret; return the pod spec that uses it."""
     config = base64.b64encode(json.dumps(auths(registry)).encode()).decode()
     plane.apply(
         {
@@ -122,8 +122,8 @@ def winpod(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def cluster_of(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[None]:
-    """Nodes by name, and nothing of them and their workloads afterwards."""
+def simulated_nodes(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[None]:
+    """Run simulated nodes by name; delete them and their workloads afterwards."""
     nodes = [{"name": name, "build": build} for name, build in builds.items()]
     directory.mkdir(exist_ok=True)
     (directory / "nodes.yaml").write_text(json.dumps({"nodes": nodes}))
@@ -133,26 +133,26 @@ def cluster_of(plane: ControlPlane, directory: Path, **builds: str) -> Iterator[
             for name in builds:
                 eventually(partial(is_ready, plane, name))
             yield
-            now = ("--all", "--grace-period=0", "--force")
+            at_once = ("--all", "--grace-period=0", "--force")
             plane.kubectl("delete", "deployments,replicasets", "-n", NAMESPACE, "--all")
-            plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", NAMESPACE, *now)
+            plane.kubectl("delete", "pods,poddisruptionbudgets", "-n", NAMESPACE, *at_once)
     finally:
         for name in builds:
             plane.request("DELETE", f"/api/v1/nodes/{name}")
-        let_go(plane)
+        remove_finalizers(plane)
         plane.kubectl("delete", "runtimeclasses,windowsupgrades", "--all")
 
 
-def let_go(plane: ControlPlane) -> None:
-    """Of an upgrade that its operator had no time left to let go of: nobody else ever will."""
-    if there := found(plane, UPGRADE):
-        there["metadata"]["finalizers"] = []
-        plane.request("PUT", UPGRADE, there)
+def remove_finalizers(plane: ControlPlane) -> None:
+    """Remove the finalizer of an upgrade whose operator was stopped before it did so."""
+    if upgrade := found(plane, UPGRADE):
+        upgrade["metadata"]["finalizers"] = []
+        plane.request("PUT", UPGRADE, upgrade)
 
 
 @contextmanager
 def operator(plane: ControlPlane, directory: Path) -> Iterator[OperatorProcess]:
-    """With admission; the classes of the nodes are there."""
+    """Run an operator with admission; wait for the classes of the nodes."""
     with OperatorProcess(plane, directory, "one") as process:
         ask_about_pods(plane, process.webhook_port)
         eventually(lambda: "windows-2019" in classes(plane))
@@ -189,8 +189,8 @@ def class_of(plane: ControlPlane, name: str) -> str:
     return str(spec.get("runtimeClassName", ""))
 
 
-def no_eviction(plane: ControlPlane, name: str) -> None:
-    """A budget that lets no pod go."""
+def block_eviction(plane: ControlPlane, name: str) -> None:
+    """Create a disruption budget that allows no eviction."""
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}}
     metadata = {"name": "free", "namespace": NAMESPACE}
     plane.apply(
@@ -204,37 +204,37 @@ def no_eviction(plane: ControlPlane, name: str) -> None:
     eventually(lambda: found(plane, BUDGET).get("status", {}).get("expectedPods"))
 
 
-def ask(plane: ControlPlane, **spec: Any) -> None:
-    there = found(plane, UPGRADE)
+def request_upgrade(plane: ControlPlane, **spec: Any) -> None:
+    existing = found(plane, UPGRADE)
     body = {
         "apiVersion": CRD["spec"]["group"] + "/v1alpha1",
         "kind": "WindowsUpgrade",
-        "metadata": there.get("metadata", {"name": NAME}),
+        "metadata": existing.get("metadata", {"name": NAME}),
         "spec": {"from": "2019", "to": "2022", "patchWorkloads": True, **spec},
     }
-    asked = plane.request(*(("PUT", UPGRADE) if there else ("POST", UPGRADES)), body)
-    assert asked.status in (200, 201), asked.message
+    answer = plane.request(*(("PUT", UPGRADE) if existing else ("POST", UPGRADES)), body)
+    assert answer.status in (200, 201), answer.message
 
 
-def upgrade(command: str, plane: ControlPlane) -> list[str]:
-    asked = ("--from", "2019", "--to", "2022", "--patch-workloads")
-    return ["upgrade", command, "--kubeconfig", str(plane.kubeconfig), *asked]
+def upgrade_command(command: str, plane: ControlPlane) -> list[str]:
+    options = ("--from", "2019", "--to", "2022", "--patch-workloads")
+    return ["upgrade", command, "--kubeconfig", str(plane.kubeconfig), *options]
 
 
 def status(plane: ControlPlane) -> dict[str, Any]:
     return dict(found(plane, UPGRADE).get("status", {}))
 
 
-def steps_of(plane: ControlPlane, do: str) -> dict[str, dict[str, Any]]:
-    return {step["target"]: step for step in status(plane)["steps"] if step["do"] == do}
+def steps_of(plane: ControlPlane, kind: str) -> dict[str, dict[str, Any]]:
+    return {step["target"]: step for step in status(plane)["steps"] if step["do"] == kind}
 
 
 def phase(plane: ControlPlane) -> str:
     return str(status(plane).get("phase", ""))
 
 
-def refusal(plane: ControlPlane) -> str:
-    """What is said to who wants one more pod of the old class."""
+def rejection(plane: ControlPlane) -> str:
+    """Return the rejection of a new pod of the old class."""
     spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], **OF_OLD_CLASS}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
     return plane.request("POST", path, pod("late", NAMESPACE, spec)).message
@@ -249,16 +249,16 @@ def retiring(plane: ControlPlane) -> str:
     return str(annotations.get(RETIRING_ANNOTATION, ""))
 
 
-FOR_NOBODY = {"key": "runs-nothing", "effect": "NoSchedule"}
+RUNS_NOTHING = {"key": "runs-nothing", "effect": "NoSchedule"}
 ON_WINDOWS: dict[str, Any] = {"nodeSelector": {"kubernetes.io/os": "windows"}}
 OF_OLD_CLASS: dict[str, Any] = {"runtimeClassName": "windows-2019"}
 
 
-def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_comes_back(
+def test_upgrade_respects_budgets_and_is_finished_by_a_restarted_operator(
     plane: ControlPlane, images: Images, basic_registry: str, tmp_path: Path
 ) -> None:
     with (
-        cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
+        simulated_nodes(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
         operator(plane, tmp_path / "operator") as process,
     ):
         plane.kubectl("cordon", "new-a")
@@ -266,8 +266,8 @@ def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_come
         secret = pull_secret(plane, basic_registry)
         deployment(plane, "classy", images.private, 2, **OF_OLD_CLASS, **secret)
         plane.kubectl("uncordon", "new-a")
-        no_eviction(plane, "free")
-        ask(plane, oldNodes="mark")
+        block_eviction(plane, "free")
+        request_upgrade(plane, oldNodes="mark")
         eventually(lambda: "disruption budget" in status(plane).get("message", ""))
         process.kill()
         assert nodes_of(plane, "free") == {"old-a"}
@@ -289,19 +289,19 @@ def test_workloads_move_budgets_hold_and_a_killed_operator_finishes_when_it_come
         )
 
 
-def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_is_asked_for(
+def test_unmovable_workload_blocks_the_upgrade_unless_left_behind(
     plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
     nodes = {"old-a": "2019", "old-b": "2019", "new-a": "2022"}
     with (
-        cluster_of(plane, tmp_path / "nodes", **nodes),
+        simulated_nodes(plane, tmp_path / "nodes", **nodes),
         operator(plane, tmp_path / "operator"),
     ):
         plane.kubectl("cordon", "old-b")
         deployment(plane, "stuck", images.old, 1, **OF_OLD_CLASS)
         plane.kubectl("uncordon", "old-b")
         deployment(plane, "free", images.both, 2, **OF_OLD_CLASS)
-        planned = winpod(*upgrade("plan", plane), "-o", "json")
+        planned = winpod(*upgrade_command("plan", plane), "-o", "json")
         assert planned.returncode == 1, planned.stderr
         assert json.loads(planned.stdout)["summary"] == {
             "new-image": 1,
@@ -309,21 +309,21 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
             "cannot": 1,
         }
         assert not retiring(plane)
-        ask(plane)
+        request_upgrade(plane)
         eventually(lambda: phase(plane) == "Blocked")
-        said = status(plane)["message"]
+        message = status(plane)["message"]
         assert (
             f"Deployment shop/stuck: {images.old} has no build 10.0.20348; it has 10.0.17763"
-            in said
+            in message
         )
-        assert "or hypervisor isolation" in said
+        assert "or hypervisor isolation" in message
         drains = {s["target"]: s["state"] for s in status(plane)["steps"] if s["do"] == "drain"}
         assert drains == {"old-b": "Done", "old-a": "Running"}
         assert nodes_of(plane, "stuck") == {"old-a"}
-        eventually(lambda: "use windows-2022" in refusal(plane))
-        add_nodes(plane, windows_node("old-late", BUILD_2019, taints=(TAINT, FOR_NOBODY)))
+        eventually(lambda: "use windows-2022" in rejection(plane))
+        add_nodes(plane, windows_node("old-late", BUILD_2019, taints=(TAINT, RUNS_NOTHING)))
         eventually(partial(is_cordoned, plane, "old-late"))
-        done = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
+        done = winpod(*upgrade_command("apply", plane), "--leave-behind", "--yes")
         assert done.returncode == 0, done.stderr
         assert "Deployment shop/stuck stays on its old nodes" in done.stdout
         assert nodes_of(plane, "stuck") == {"old-a"}
@@ -335,38 +335,38 @@ def test_what_cannot_move_stops_the_upgrade_at_its_node_and_is_left_where_that_i
         assert not retiring(plane)
         assert class_of(plane, "free") == "windows-2019"
         assert nodes_of(plane, "free") <= {"old-a", "old-b"}
-        began = found(plane, UPGRADE)["metadata"]["uid"]
-        again = winpod(*upgrade("apply", plane), "--leave-behind", "--yes")
+        uid = found(plane, UPGRADE)["metadata"]["uid"]
+        again = winpod(*upgrade_command("apply", plane), "--leave-behind", "--yes")
         assert again.returncode == 0, again.stderr
-        assert found(plane, UPGRADE)["metadata"]["uid"] != began
+        assert found(plane, UPGRADE)["metadata"]["uid"] != uid
         assert nodes_of(plane, "free") == {"new-a"}
         plane.request("DELETE", "/api/v1/nodes/old-late")
 
 
 def selected_build(plane: ControlPlane) -> str:
-    """By the old class."""
+    """Return the build that the old class selects."""
     selector = found(plane, OLD_CLASS)["scheduling"]["nodeSelector"]
     return str(selector["node.kubernetes.io/windows-build"])
 
 
-def test_a_class_that_selects_the_new_nodes_brings_its_pods_there_and_back_when_it_is_undone(
+def test_changed_node_selector_moves_pods_and_undo_moves_them_back(
     plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
     with (
-        cluster_of(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
+        simulated_nodes(plane, tmp_path / "nodes", **{"old-a": "2019", "new-a": "2022"}),
         operator(plane, tmp_path / "operator"),
     ):
         deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
         assert nodes_of(plane, "classy") == {"old-a"}
         template = found(plane, f"{APPS}/classy")["spec"]["template"]
-        asked = {"way": str(UpgradeStrategy.NODE_SELECTOR), "patchWorkloads": False}
-        ask(plane, **asked)
+        spec = {"way": str(UpgradeStrategy.NODE_SELECTOR), "patchWorkloads": False}
+        request_upgrade(plane, **spec)
         eventually(lambda: phase(plane) == "Done")
         eventually(lambda: (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"new-a"}))
         assert selected_build(plane) == BUILD_2022
         assert found(plane, f"{APPS}/classy")["spec"]["template"] == template
         assert is_cordoned(plane, "old-a")
-        ask(plane, **asked, undo=True)
+        request_upgrade(plane, **spec, undo=True)
         eventually(lambda: phase(plane) == "Undone")
         assert selected_build(plane) == BUILD_2019
         assert not is_cordoned(plane, "old-a")
@@ -374,26 +374,26 @@ def test_a_class_that_selects_the_new_nodes_brings_its_pods_there_and_back_when_
         eventually(lambda: (ready(plane, "classy"), nodes_of(plane, "classy")) == (2, {"old-a"}))
 
 
-def test_a_step_that_takes_too_long_undoes_everything_that_was_done(
+def test_step_that_times_out_undoes_the_upgrade(
     plane: ControlPlane, images: Images, tmp_path: Path
 ) -> None:
     nodes = {"old-a": "2019", "new-a": "2022"}
     with (
-        cluster_of(plane, tmp_path / "nodes", **nodes),
+        simulated_nodes(plane, tmp_path / "nodes", **nodes),
         operator(plane, tmp_path / "operator"),
     ):
         plane.kubectl("cordon", "new-a")
         deployment(plane, "classy", images.both, 2, **OF_OLD_CLASS)
         deployment(plane, "free", images.both, 1, **ON_WINDOWS)
-        no_eviction(plane, "free")
-        ask(plane)
+        block_eviction(plane, "free")
+        request_upgrade(plane)
         eventually(lambda: phase(plane) == "Blocked")
         assert "that is not cordoned to move to" in status(plane)["message"]
         plane.kubectl("uncordon", "new-a")
         eventually(lambda: "disruption budget" in status(plane)["message"])
-        joined = winpod(*upgrade("apply", plane), "--patience", "4", "--yes")
-        assert joined.returncode == 1, joined.stderr
-        assert "The upgrade was undone." in joined.stdout
+        result = winpod(*upgrade_command("apply", plane), "--patience", "4", "--yes")
+        assert result.returncode == 1, result.stderr
+        assert "The upgrade was undone." in result.stdout
         assert "disruption budget" in status(plane)["failure"]
         assert condition(found(plane, UPGRADE), "Failed")["status"] == "True"
         assert not is_cordoned(plane, "old-a")
@@ -403,7 +403,7 @@ def test_a_step_that_takes_too_long_undoes_everything_that_was_done(
 
 
 def idle_deployment(plane: ControlPlane, runtime_class_name: str) -> None:
-    """One that has a template and no pods."""
+    """Create a Deployment without pods."""
     template = {
         "metadata": {"labels": {"app": "idle"}},
         "spec": {
@@ -425,7 +425,7 @@ def idle_deployment(plane: ControlPlane, runtime_class_name: str) -> None:
     )
 
 
-def all_that_an_upgrade_changes(plane: ControlPlane) -> Any:
+def upgraded_state(plane: ControlPlane) -> Any:
     classes = found(plane, "/apis/node.k8s.io/v1/runtimeclasses")["items"]
     nodes = found(plane, "/api/v1/nodes")["items"]
     return (
@@ -437,117 +437,117 @@ def all_that_an_upgrade_changes(plane: ControlPlane) -> Any:
     )
 
 
-def has_older_labels(plane: ControlPlane, name: str) -> bool:
-    """The controller manager adds them, some time."""
+def has_beta_labels(plane: ControlPlane, name: str) -> bool:
+    """Whether the controller manager has added its labels."""
     return "beta.kubernetes.io/os" in node(plane, name)["metadata"]["labels"]
 
 
 @pytest.fixture
 def bare_cluster(plane: ControlPlane) -> Iterator[None]:
-    """Objects that nobody looks after: old nodes, a new one, a class, a workload."""
+    """Objects without a controller: old nodes, a new one, a class, a workload."""
     add_nodes(
         plane,
         windows_node("old-a", BUILD_2019),
         windows_node("old-b", BUILD_2019),
         windows_node("new-a", BUILD_2022, handlers=(PROCESS, GUEST)),
     )
-    ours = {"labels": {"app.kubernetes.io/managed-by": "winpod"}, "name": "windows-2019"}
-    plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019) | {"metadata": ours})
+    metadata = {"labels": {"app.kubernetes.io/managed-by": "winpod"}, "name": "windows-2019"}
+    plane.apply(runtime_class("windows-2019", PROCESS, BUILD_2019) | {"metadata": metadata})
     idle_deployment(plane, "windows-2019")
     for name in ("old-a", "old-b", "new-a"):
-        eventually(partial(has_older_labels, plane, name))
+        eventually(partial(has_beta_labels, plane, name))
     yield
-    let_go(plane)
+    remove_finalizers(plane)
     plane.kubectl("delete", "runtimeclasses,nodes,windowsupgrades", "--all")
 
 
-@pytest.mark.parametrize("way", list(UpgradeStrategy))
+@pytest.mark.parametrize("strategy", list(UpgradeStrategy))
 @pytest.mark.usefixtures("bare_cluster")
-def test_killed_between_writes_it_is_finished_by_the_next_and_can_be_undone(
-    plane: ControlPlane, way: UpgradeStrategy
+def test_upgrade_killed_between_writes_is_finished_and_can_be_undone(
+    plane: ControlPlane, strategy: UpgradeStrategy
 ) -> None:
     access = read_kubeconfig(plane.kubeconfig)
-    before = all_that_an_upgrade_changes(plane)
+    before = upgraded_state(plane)
     after: Any = None
-    writes, is_through = 1, False
-    while not is_through:
-        ask(plane, way=str(way), oldNodes="mark", leaveBehind=True)
-        is_through = asyncio.run(upgrade_until(access, NAME, "Done", writes))
+    writes, is_finished = 1, False
+    while not is_finished:
+        request_upgrade(plane, way=str(strategy), oldNodes="mark", leaveBehind=True)
+        is_finished = asyncio.run(upgrade_until(access, NAME, "Done", writes))
         asyncio.run(upgrade_until(access, NAME, "Done"))
-        after = after or all_that_an_upgrade_changes(plane)
-        assert all_that_an_upgrade_changes(plane) == after != before, writes
-        ask(plane, way=str(way), oldNodes="mark", leaveBehind=True, undo=True)
+        after = after or upgraded_state(plane)
+        assert upgraded_state(plane) == after != before, writes
+        request_upgrade(plane, way=str(strategy), oldNodes="mark", leaveBehind=True, undo=True)
         asyncio.run(upgrade_until(access, NAME, "Undone", writes))
         asyncio.run(upgrade_until(access, NAME, "Undone"))
-        assert all_that_an_upgrade_changes(plane) == before, writes
+        assert upgraded_state(plane) == before, writes
         plane.request("DELETE", UPGRADE)
-        writes += 2 if way is UpgradeStrategy.NEW_CLASS else 4
-    ask(plane, way=str(way), oldNodes="remove", leaveBehind=True)
+        writes += 2 if strategy is UpgradeStrategy.NEW_CLASS else 4
+    request_upgrade(plane, way=str(strategy), oldNodes="remove", leaveBehind=True)
     asyncio.run(upgrade_until(access, NAME, "Done"))
     assert (node(plane, "old-a"), bool(node(plane, "new-a"))) == ({}, True)
-    handlers = {one.name: one.handler for one in after[0]}
-    expected = {UpgradeStrategy.SAME_CLASS: GUEST}.get(way, PROCESS)
+    handlers = {runtime.name: runtime.handler for runtime in after[0]}
+    expected = {UpgradeStrategy.SAME_CLASS: GUEST}.get(strategy, PROCESS)
     assert handlers["windows-2019"] == expected
 
 
 @pytest.mark.usefixtures("bare_cluster")
-def test_one_that_is_deleted_under_way_goes_only_after_it_was_undone_whoever_dies_meanwhile(
+def test_deleted_upgrade_is_undone_before_it_is_removed_despite_kills(
     plane: ControlPlane,
 ) -> None:
     access = read_kubeconfig(plane.kubeconfig)
-    before = all_that_an_upgrade_changes(plane)
+    before = upgraded_state(plane)
     writes, is_done = 1, False
     while not is_done:
-        ask(plane, leaveBehind=True)
+        request_upgrade(plane, leaveBehind=True)
         asyncio.run(upgrade_until(access, NAME, "Done", writes))
-        is_done, there = phase(plane) == "Done", all_that_an_upgrade_changes(plane)
+        is_done, current = phase(plane) == "Done", upgraded_state(plane)
         plane.request("DELETE", UPGRADE)
         is_gone = asyncio.run(upgrade_until(access, NAME, "gone", writes))
         if not is_gone:
             asyncio.run(upgrade_until(access, NAME, "gone"))
-        left = there if is_done else before
-        assert all_that_an_upgrade_changes(plane) == left, writes
+        expected = current if is_done else before
+        assert upgraded_state(plane) == expected, writes
         writes += 3
 
 
-def blocked_at_its_node(plane: ControlPlane) -> RestConfig:
-    """By a pod that nobody would make again; then both are gone."""
+def block_at_node(plane: ControlPlane) -> RestConfig:
+    """Block an upgrade by a pod without a controller; then delete the pod and its node."""
     bare = f"/api/v1/namespaces/{NAMESPACE}/pods/bare"
     spec = {"containers": [{"name": "app", "image": "example.test/app:1"}], "nodeName": "old-a"}
     plane.apply(pod("bare", NAMESPACE, spec))
     access = read_kubeconfig(plane.kubeconfig)
-    ask(plane, oldNodes="remove")
+    request_upgrade(plane, oldNodes="remove")
     asyncio.run(upgrade_until(access, NAME, "Blocked"))
     assert is_cordoned(plane, "old-a")
-    now = {"gracePeriodSeconds": 0}
-    plane.request("DELETE", bare, now)
+    at_once = {"gracePeriodSeconds": 0}
+    plane.request("DELETE", bare, at_once)
     plane.request("DELETE", "/api/v1/nodes/old-a")
     eventually(lambda: not found(plane, bare))
     return access
 
 
 @pytest.mark.usefixtures("bare_cluster")
-def test_a_machine_that_was_set_up_anew_under_its_name_is_left_alone(plane: ControlPlane) -> None:
-    access = blocked_at_its_node(plane)
+def test_node_recreated_with_the_new_build_is_not_changed(plane: ControlPlane) -> None:
+    access = block_at_node(plane)
     add_nodes(plane, windows_node("old-a", BUILD_2022))
     asyncio.run(upgrade_until(access, NAME, "Done"))
     assert "is not changed" in steps_of(plane, "drain")["old-a"]["message"]
     assert "runs 10.0.20348" in steps_of(plane, "remove-node")["old-a"]["message"]
     assert not is_cordoned(plane, "old-a")
     plane.kubectl("cordon", "old-a")
-    ask(plane, oldNodes="remove", undo=True)
+    request_upgrade(plane, oldNodes="remove", undo=True)
     asyncio.run(upgrade_until(access, NAME, "Undone"))
     assert "is not changed" in steps_of(plane, "cordon")["old-a"]["message"]
     assert is_cordoned(plane, "old-a")
 
 
 @pytest.mark.usefixtures("bare_cluster")
-def test_an_old_node_that_comes_back_under_its_name_is_taken_in_anew(plane: ControlPlane) -> None:
-    access = blocked_at_its_node(plane)
+def test_recreated_old_node_is_upgraded_again(plane: ControlPlane) -> None:
+    access = block_at_node(plane)
     add_nodes(plane, windows_node("old-a", BUILD_2019))
     uid = node(plane, "old-a")["metadata"]["uid"]
     asyncio.run(upgrade_until(access, NAME, "Done"))
-    steps = [steps_of(plane, do)["old-a"] for do in ("cordon", "drain", "remove-node")]
+    steps = [steps_of(plane, kind)["old-a"] for kind in ("cordon", "drain", "remove-node")]
     assert [step["before"]["uid"] for step in steps] == [uid] * 3
     assert [s["do"] for s in status(plane)["steps"]].count("cordon") == 2
     assert node(plane, "old-a") == {}
