@@ -1,4 +1,4 @@
-"""Fixtures that start real programs; built or found, never stood in for."""
+"""Fixtures that start real programs."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ from winpod.images.base.builder import Base, build_base
 def control_plane(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[ControlPlane]:
-    """A whole control plane for the session; tests keep to namespaces and names of their own."""
-    say = _saying(pytestconfig)
+    """A complete control plane for the session; each test uses its own namespaces and names."""
+    say = _progress_printer(pytestconfig)
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), say=say) as running:
         yield running
 
@@ -25,13 +25,13 @@ def control_plane(
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, base: Base
 ) -> Iterator[WindowsCluster]:
-    """Windows nodes of two builds, with Wine, in a network of their own; shared likewise."""
+    """Windows nodes of two builds with Wine in a separate network, shared by the session."""
     folder = tmp_path_factory.mktemp("cluster")
-    with windows_cluster(folder, base, _saying(pytestconfig)) as running:
+    with windows_cluster(folder, base, _progress_printer(pytestconfig)) as running:
         yield running
 
 
-def _saying(pytestconfig: pytest.Config) -> Say:
+def _progress_printer(pytestconfig: pytest.Config) -> Say:
     def say(line: str) -> None:
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(line, flush=True)
@@ -41,7 +41,7 @@ def _saying(pytestconfig: pytest.Config) -> Say:
 
 @pytest.fixture(scope="session")
 def base() -> Base:
-    """The Wine base, built once per recipe and kept outside the repository."""
+    """The Wine base, built once per recipe and cached outside of the repository."""
     return build_base(cache() / "root")
 
 

@@ -1,7 +1,7 @@
-"""`winpod check --kubeconfig` reads a real cluster, and its verdicts are the real cluster's.
+"""`winpod check --kubeconfig` on a real cluster: its verdicts match what the cluster does.
 
-Every pod is checked by winpod first, then created: the API server must refuse what winpod calls
-refused, and the scheduler must bind only where winpod says that nothing keeps the pod away.
+Every pod is checked first and then created: the API server must reject what winpod reports as
+rejected, and the scheduler must bind a pod only to nodes that winpod does not report as blocked.
 """
 
 import json
@@ -63,18 +63,18 @@ CLASSES = [
 ]
 
 
-def asking(name: str, image: str, *, memory: str = "1Gi", **spec: Any) -> dict[str, Any]:
+def make_pod(name: str, image: str, *, memory: str = "1Gi", **spec: Any) -> dict[str, Any]:
     resources = {"requests": {"memory": memory}}
     container = {"name": "main", "image": image, "resources": resources}
     return pod(name, NAMESPACE, {"containers": [container], **spec})
 
 
-TENANT = asking("tenant", "example.test/both:1", memory="6Gi", nodeName="win-2022")
+TENANT = make_pod("tenant", "example.test/both:1", memory="6Gi", nodeName="win-2022")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pod, and what winpod says: its status, and on each Windows node the outcome and cause."""
+    """A pod and the expected report: its status, and each Windows node's outcome and cause."""
 
     pod: dict[str, Any]
     status: str
@@ -100,7 +100,7 @@ class Case:
 
 CASES = [
     Case(
-        asking("class-sends-it-home", "example.test/both:1", runtimeClassName="windows-2019"),
+        make_pod("class-sends-it-home", "example.test/both:1", runtimeClassName="windows-2019"),
         "runs",
         "runs",
         "blocked node-selector",
@@ -108,7 +108,7 @@ CASES = [
         chosen={"win-2019": f"{BUILD_2019}.805"},
     ),
     Case(
-        asking("one-name-other-build", "example.test/both:1", runtimeClassName="windows-2022"),
+        make_pod("one-name-other-build", "example.test/both:1", runtimeClassName="windows-2022"),
         "runs",
         "blocked node-selector",
         "runs",
@@ -116,7 +116,7 @@ CASES = [
         chosen={"win-2022": f"{BUILD_2022}.2113"},
     ),
     Case(
-        asking(
+        make_pod(
             "older-image-in-a-guest", "example.test/old:1", runtimeClassName="windows-2019-hyperv"
         ),
         "may-fail",
@@ -126,7 +126,7 @@ CASES = [
         chosen={"win-2022": f"{BUILD_2019}.805"},
     ),
     Case(
-        asking("older-image-no-guest", "example.test/old:1", runtimeClassName="windows-2022"),
+        make_pod("older-image-no-guest", "example.test/old:1", runtimeClassName="windows-2022"),
         "cannot-run",
         "blocked node-selector",
         "fails build",
@@ -134,14 +134,16 @@ CASES = [
         advice="set runtimeClassName: windows-2019",
     ),
     Case(
-        asking("newer-image", "example.test/new:1", runtimeClassName="windows-2022"),
+        make_pod("newer-image", "example.test/new:1", runtimeClassName="windows-2022"),
         "cannot-run",
         "blocked node-selector",
         "fails build",
         "fails build",
     ),
     Case(
-        asking("untolerated", "example.test/both:1", nodeSelector={"kubernetes.io/os": "windows"}),
+        make_pod(
+            "untolerated", "example.test/both:1", nodeSelector={"kubernetes.io/os": "windows"}
+        ),
         "cannot-run",
         "blocked taint",
         "blocked taint",
@@ -149,14 +151,14 @@ CASES = [
         advice="tolerate os=windows:NoSchedule",
     ),
     Case(
-        asking("large", "example.test/both:1", memory="3Gi", runtimeClassName="windows-2022"),
+        make_pod("large", "example.test/both:1", memory="3Gi", runtimeClassName="windows-2022"),
         "runs",
         "blocked node-selector",
         "blocked resources",
         "runs",
     ),
     Case(
-        asking(
+        make_pod(
             "large-with-overhead",
             "example.test/old:1",
             memory="1900Mi",
@@ -169,14 +171,14 @@ CASES = [
         "blocked node-selector",
     ),
     Case(
-        asking("huge", "example.test/both:1", memory="9Gi", runtimeClassName="windows-2019"),
+        make_pod("huge", "example.test/both:1", memory="9Gi", runtimeClassName="windows-2019"),
         "cannot-run",
         "blocked resources",
         "blocked node-selector",
         "blocked node-selector",
     ),
     Case(
-        asking(
+        make_pod(
             "two-minds",
             "example.test/both:1",
             runtimeClassName="windows-2019",
@@ -189,7 +191,7 @@ CASES = [
         refused=True,
     ),
     Case(
-        asking("no-such-class", "example.test/both:1", runtimeClassName="nope"),
+        make_pod("no-such-class", "example.test/both:1", runtimeClassName="nope"),
         "cannot-run",
         "blocked taint",
         "blocked taint",
@@ -201,7 +203,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A cluster whose nodes stay as they are made: no controller waits for their heartbeats."""
+    """A cluster without a controller manager, so nodes without heartbeats stay ready."""
     directory = tmp_path_factory.mktemp("check-cluster")
     with ControlPlane(directory, controller_manager=False) as running:
         running.create_namespace(NAMESPACE)
@@ -258,7 +260,7 @@ def verdicts(report: dict[str, Any], case: Case) -> dict[str, dict[str, Any]]:
     return {name: v for v in workload(report, case)["verdicts"] for name in v["nodes"]}
 
 
-def test_reads_nodes_as_the_api_server_holds_them(report: dict[str, Any]) -> None:
+def test_nodes_are_read_from_the_api_server(report: dict[str, Any]) -> None:
     nodes = {node["name"]: node for node in report["nodes"]}
     assert nodes["win-2022"] == {
         "name": "win-2022",
@@ -275,7 +277,7 @@ def test_reads_nodes_as_the_api_server_holds_them(report: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_says_what_becomes_of_the_pod_on_each_node(report: dict[str, Any], case: Case) -> None:
+def test_verdict_of_each_node_is_reported(report: dict[str, Any], case: Case) -> None:
     answer = workload(report, case)
     found = verdicts(report, case)
     assert answer["status"] == case.status
@@ -291,7 +293,7 @@ def test_says_what_becomes_of_the_pod_on_each_node(report: dict[str, Any], case:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_cluster_does_what_was_said(
+def test_cluster_behaves_as_reported(
     cluster: ControlPlane, report: dict[str, Any], case: Case
 ) -> None:
     created = cluster.request("POST", PODS, case.pod)
@@ -304,19 +306,19 @@ def test_the_cluster_does_what_was_said(
     found = verdicts(report, case)
     reachable = {name for name, verdict in found.items() if verdict["outcome"] != "blocked"}
     try:
-        there = (bound_to if reachable else scheduled_to)(cluster, NAMESPACE, case.name)
+        bound = (bound_to if reachable else scheduled_to)(cluster, NAMESPACE, case.name)
     finally:
         cluster.request("DELETE", f"{PODS}/{case.name}?gracePeriodSeconds=0")
-    assert there in reachable if reachable else there == ""
+    assert bound in reachable if reachable else bound == ""
 
 
-def test_a_user_who_may_not_list_nodes_gets_a_sentence(
+def test_user_without_permission_to_list_nodes_gets_an_error(
     cluster: ControlPlane, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "app.yaml"
     manifest.write_text(json.dumps(CASES[0].pod))
     kubeconfig = cluster.kubeconfig_for("guest")
-    refused = winpod("check", "-f", str(manifest), "--kubeconfig", str(kubeconfig), "--offline")
-    assert refused.returncode == 2
-    assert "to list nodes, pods and runtimeclasses" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    result = winpod("check", "-f", str(manifest), "--kubeconfig", str(kubeconfig), "--offline")
+    assert result.returncode == 2
+    assert "to list nodes, pods and runtimeclasses" in result.stderr
+    assert "Traceback" not in result.stderr

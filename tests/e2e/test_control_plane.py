@@ -1,4 +1,4 @@
-"""The tests' own control plane is a real one: API server, scheduler, controllers and kubectl."""
+"""The control plane of the tests: real API server, scheduler, controller manager and kubectl."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_server_and_kubectl_are_the_pinned_version(control_plane: ControlPlane) 
     assert versions["clientVersion"]["gitVersion"] == kubernetes_version()
 
 
-def test_keeps_a_namespace_a_windows_node_and_a_runtime_class(control_plane: ControlPlane) -> None:
+def test_objects_are_stored(control_plane: ControlPlane) -> None:
     control_plane.create_namespace("kept")
     control_plane.apply(
         windows_node("kept-win", BUILD_2019), runtime_class("kept-2019", PROCESS, BUILD_2019)
@@ -43,9 +43,9 @@ def test_keeps_a_namespace_a_windows_node_and_a_runtime_class(control_plane: Con
     node = json.loads(control_plane.kubectl("get", "node", "kept-win", "-o", "json"))
     assert node["metadata"]["labels"].items() >= windows_labels(BUILD_2019).items()
     assert TAINT in node["spec"]["taints"]
-    kept = json.loads(control_plane.kubectl("get", "runtimeclass", "kept-2019", "-o", "json"))
-    assert kept["handler"] == PROCESS
-    assert kept["scheduling"]["nodeSelector"] == windows_labels(BUILD_2019)
+    stored = json.loads(control_plane.kubectl("get", "runtimeclass", "kept-2019", "-o", "json"))
+    assert stored["handler"] == PROCESS
+    assert stored["scheduling"]["nodeSelector"] == windows_labels(BUILD_2019)
 
 
 def test_status_is_written_to_the_status_subresource(control_plane: ControlPlane) -> None:
@@ -57,25 +57,25 @@ def test_status_is_written_to_the_status_subresource(control_plane: ControlPlane
     assert status["nodeInfo"]["kernelVersion"] == f"{BUILD_2022}.1"
 
 
-def test_runtime_class_admission_and_the_scheduler_place_a_pod(
+def test_pod_is_placed_by_runtime_class_admission_and_scheduler(
     control_plane: ControlPlane,
 ) -> None:
     control_plane.create_namespace("placed")
-    here = {"placed": "here"}
-    only_here = runtime_class("placed", PROCESS, BUILD_2019)
-    only_here["scheduling"]["nodeSelector"] = here
-    control_plane.apply(windows_node("placed-win", BUILD_2019, labels=here), only_here)
+    selector = {"placed": "here"}
+    pinned_class = runtime_class("placed", PROCESS, BUILD_2019)
+    pinned_class["scheduling"]["nodeSelector"] = selector
+    control_plane.apply(windows_node("placed-win", BUILD_2019, labels=selector), pinned_class)
     container = {"name": "main", "image": "example.test/app:1"}
     spec = {"runtimeClassName": "placed", "containers": [container]}
 
     created = control_plane.request("POST", pods_path("placed"), pod("app", "placed", spec))
 
     assert created.status == 201, created.message
-    assert created.body["spec"]["nodeSelector"] == here
+    assert created.body["spec"]["nodeSelector"] == selector
     assert bound_to(control_plane, "placed", "app") == "placed-win"
 
 
-def test_a_nodes_own_kubeconfig_may_change_only_that_node(control_plane: ControlPlane) -> None:
+def test_node_kubeconfig_may_change_only_its_own_node(control_plane: ControlPlane) -> None:
     control_plane.apply(windows_node("own-win", BUILD_2019), windows_node("other-win", BUILD_2019))
     kubeconfig = control_plane.kubeconfig_for("system:node:own-win", "system:nodes")
     as_node = ("--kubeconfig", str(kubeconfig))
@@ -88,21 +88,21 @@ def test_a_nodes_own_kubeconfig_may_change_only_that_node(control_plane: Control
         )
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_failed_start_reports_the_end_of_the_log(tmp_path: Path) -> None:
     server = ServerProcess("doomed", ["sh", "-c", "echo no such port; exit 3"], tmp_path / "log")
     with pytest.raises(StartFailed, match=r"(?s)doomed ended with 3.*no such port"):
         server.wait_until(lambda: False)
     server.stop()
 
 
-def test_leaving_ends_every_process_also_when_a_test_fails(tmp_path: Path) -> None:
-    lean = ControlPlane(tmp_path / "lean", scheduler=False, controller_manager=False)
+def test_all_processes_are_stopped_when_a_test_fails(tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path / "lean", scheduler=False, controller_manager=False)
 
     def alive() -> list[bool]:
-        return [Path(f"/proc/{pid}").exists() for pid in lean.pids]
+        return [Path(f"/proc/{pid}").exists() for pid in plane.pids]
 
     def failing_test() -> None:
-        with lean:
+        with plane:
             assert alive() == [True, True]
             raise RuntimeError("the test failed")
 
@@ -111,7 +111,7 @@ def test_leaving_ends_every_process_also_when_a_test_fails(tmp_path: Path) -> No
     assert alive() == [False, False]
 
 
-def test_a_server_does_not_outlive_a_killed_test_run(tmp_path: Path) -> None:
+def test_server_is_killed_with_the_test_run(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from tests.e2e.controlplane.processes import ServerProcess;"
         f"print(ServerProcess('idle', ['sleep', '600'], Path({str(tmp_path / 'log')!r})).pid,"
@@ -122,6 +122,8 @@ def test_a_server_does_not_outlive_a_killed_test_run(tmp_path: Path) -> None:
     ) as run:
         assert run.stdout is not None
         server = Path(f"/proc/{int(run.stdout.readline())}")
-        eventually(lambda: (server / "comm").read_text().strip() == "sleep")  # it is set up
+        eventually(
+            lambda: (server / "comm").read_text().strip() == "sleep"
+        )  # the server has started
         run.kill()
     eventually(lambda: not server.exists())

@@ -1,4 +1,4 @@
-"""The Pod API table tells the truth: a real API server is asked about every row's example."""
+"""The Pod API table is correct: a real API server reviews the example of every row."""
 
 import re
 from collections.abc import Mapping
@@ -11,55 +11,59 @@ from winpod.windows.pod_api.linter import FIELD_RULES, Behaviour, FieldRule
 
 NAMESPACE = "pod-api"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-ASK_ONLY = "dryRun=All&fieldValidation=Strict"
-CREATED, OK, REFUSALS = 201, 200, (400, 403, 422)
+DRY_RUN = "dryRun=All&fieldValidation=Strict"
+CREATED, OK, REJECTIONS = 201, 200, (400, 403, 422)
 
 
 @pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> ControlPlane:
     control_plane.create_namespace(NAMESPACE)
-    control_plane.apply(*(_class_of(rule.example) for rule in FIELD_RULES if _names_class(rule)))
+    control_plane.apply(
+        *(_runtime_class_for(rule.example) for rule in FIELD_RULES if _has_runtime_class(rule))
+    )
     return control_plane
 
 
 @pytest.mark.parametrize("os_stated", [True, False], ids=["os-stated", "os-unstated"])
 @pytest.mark.parametrize("rule", FIELD_RULES, ids=[rule.id for rule in FIELD_RULES])
-def test_the_api_server_rejects_what_the_row_says_and_nothing_else(
+def test_api_server_rejects_exactly_what_the_table_reports(
     api: ControlPlane, rule: FieldRule, os_stated: bool
 ) -> None:
-    answer = _ask(api, rule.example_spec(os_stated=os_stated))
+    answer = _submit(api, rule.example_spec(os_stated=os_stated))
 
     if rule.behaviour(os_stated=os_stated) is Behaviour.REJECTED:
-        assert answer.status in REFUSALS, "the API server accepts what the row calls rejected"
-        assert _is_about(rule, answer), answer.message
+        assert answer.status in REJECTIONS, (
+            "the API server accepts an example that the table reports as rejected"
+        )
+        assert _is_caused_by(rule, answer), answer.message
     else:
         assert answer.status in (OK, CREATED), answer.message
 
 
-def _ask(api: ControlPlane, spec: Mapping[str, Any]) -> Answer:
-    """What the API server says to a pod of this spec, without keeping it."""
-    late = spec.get("ephemeralContainers")
+def _submit(api: ControlPlane, spec: Mapping[str, Any]) -> Answer:
+    """Submit a pod of this spec to the API server without persisting it."""
+    ephemeral = spec.get("ephemeralContainers")
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"generateName": "example-"},
         "spec": {key: value for key, value in spec.items() if key != "ephemeralContainers"},
     }
-    if late is None:
-        return api.request("POST", f"{PODS}?{ASK_ONLY}", pod)
+    if ephemeral is None:
+        return api.request("POST", f"{PODS}?{DRY_RUN}", pod)
     created = api.request("POST", f"{PODS}?fieldValidation=Strict", pod)
     if created.status != CREATED:
         return created
     path = f"{PODS}/{created.body['metadata']['name']}"
-    created.body["spec"]["ephemeralContainers"] = late
+    created.body["spec"]["ephemeralContainers"] = ephemeral
     del created.body["metadata"]["resourceVersion"]
-    answer = api.request("PUT", f"{path}/ephemeralcontainers?{ASK_ONLY}", created.body)
+    answer = api.request("PUT", f"{path}/ephemeralcontainers?{DRY_RUN}", created.body)
     api.request("DELETE", f"{path}?gracePeriodSeconds=0")
     return answer
 
 
-def _is_about(rule: FieldRule, answer: Answer) -> bool:
-    """Whether a refusal is for the row's field, and not for something else in the example."""
+def _is_caused_by(rule: FieldRule, answer: Answer) -> bool:
+    """Whether the rejection is caused by the row's field, not by the rest of the example."""
     paths = [_without_indices(path) for path in rule.fields]
     for cause in answer.body["details"]["causes"]:
         field = _without_indices(cause["field"])
@@ -74,11 +78,11 @@ def _without_indices(path: str) -> str:
     return re.sub(r"\[[*\d]+\]", "", path)
 
 
-def _names_class(rule: FieldRule) -> bool:
+def _has_runtime_class(rule: FieldRule) -> bool:
     return "runtimeClassName" in rule.example
 
 
-def _class_of(example: Mapping[str, Any]) -> dict[str, Any]:
+def _runtime_class_for(example: Mapping[str, Any]) -> dict[str, Any]:
     name = example["runtimeClassName"]
     runtime_class = {
         "apiVersion": "node.k8s.io/v1",

@@ -1,7 +1,7 @@
-"""Placement and the real scheduler agree about pods that nobody thought of.
+"""Placement and the real scheduler agree about generated pods.
 
-Hypothesis makes pods; each is placed by winpod and created for real. The scheduler must bind it to
-a node that winpod does not call blocked, and must find none exactly where winpod blocks them all.
+Hypothesis generates pods; each is placed by winpod and created. The scheduler must bind it to a
+node that winpod does not report as blocked, and must find none exactly if winpod blocks all nodes.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ TENANT = {
 
 
 def sparse(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings that have any of these members."""
+    """Mappings with any subset of these members."""
     return st.fixed_dictionaries({}, optional=members)
 
 
@@ -154,14 +154,14 @@ def containers(prefix: str, smallest: int) -> st.SearchStrategy[list[dict[str, A
     )
 
 
-def restarting(found: list[dict[str, Any]], always: bool) -> list[dict[str, Any]]:
+def with_restart_policy(found: list[dict[str, Any]], always: bool) -> list[dict[str, Any]]:
     return [container | ({"restartPolicy": "Always"} if always else {}) for container in found]
 
 
 specs = st.fixed_dictionaries(
     {"containers": containers("main", 1)},
     optional={
-        "initContainers": st.builds(restarting, containers("first", 1), st.booleans()),
+        "initContainers": st.builds(with_restart_policy, containers("first", 1), st.booleans()),
         "nodeSelector": st.one_of(one_node, one_node, selectors),
         "tolerations": st.lists(tolerations, max_size=3),
         "affinity": affinities,
@@ -171,15 +171,15 @@ specs = st.fixed_dictionaries(
 
 
 @dataclass(frozen=True)
-class Both:
-    """The real cluster, and winpod's reading of it."""
+class Clusters:
+    """The real cluster and winpod's snapshot of it."""
 
     real: ControlPlane
-    read: Cluster
+    snapshot: Cluster
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     directory = tmp_path_factory.mktemp("agreement")
     with ControlPlane(directory, controller_manager=False) as real:
         real.create_namespace(NAMESPACE)
@@ -188,10 +188,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         tenant = real.request("POST", pods_path(NAMESPACE), pod("tenant", NAMESPACE, TENANT))
         assert tenant.status == 201, tenant.message
         live = asyncio.run(read_live_cluster(real.kubeconfig))
-        yield Both(real, Cluster(live.nodes, live.classes))
+        yield Clusters(real, Cluster(live.nodes, live.classes))
 
 
-ONLY_WITH_OVERHEAD_TOO_LARGE = {
+TOO_LARGE_WITH_OVERHEAD = {
     "runtimeClassName": "windows-2022-heavy",
     "nodeSelector": {"kubernetes.io/hostname": "small"},
     "containers": [
@@ -211,13 +211,13 @@ numbers = count()
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@example(spec=ONLY_WITH_OVERHEAD_TOO_LARGE)
+@example(spec=TOO_LARGE_WITH_OVERHEAD)
 @given(spec=specs)
-def test_the_scheduler_binds_where_placement_allows_and_nowhere_else(
-    both: Both, spec: dict[str, Any]
+def test_scheduler_binds_only_where_placement_allows(
+    clusters: Clusters, spec: dict[str, Any]
 ) -> None:
-    wanted = pod(f"pod-{next(numbers)}", NAMESPACE, spec)
-    placement = both.read.place(Pod.from_template(wanted), {})
+    manifest = pod(f"pod-{next(numbers)}", NAMESPACE, spec)
+    placement = clusters.snapshot.place(Pod.from_template(manifest), {})
     allowed = {
         name
         for verdict in placement.verdicts
@@ -225,17 +225,17 @@ def test_the_scheduler_binds_where_placement_allows_and_nowhere_else(
         for name in verdict.nodes
     }
 
-    created = both.real.request("POST", pods_path(NAMESPACE), wanted)
+    created = clusters.real.request("POST", pods_path(NAMESPACE), manifest)
     if placement.refusals:
         assert created.status == 403
-        # of several conflicts the API server names one
+        # The API server reports only one of several conflicts.
         assert any(refusal.symptom in created.message for refusal in placement.refusals)
         return
     assert created.status == 201, created.message
-    name = wanted["metadata"]["name"]
+    name = manifest["metadata"]["name"]
     try:
-        there = (bound_to if allowed else scheduled_to)(both.real, NAMESPACE, name)
+        bound = (bound_to if allowed else scheduled_to)(clusters.real, NAMESPACE, name)
     finally:
-        both.real.request("DELETE", f"{pods_path(NAMESPACE)}/{name}?gracePeriodSeconds=0")
+        clusters.real.request("DELETE", f"{pods_path(NAMESPACE)}/{name}?gracePeriodSeconds=0")
 
-    assert there in allowed if allowed else not there
+    assert bound in allowed if allowed else not bound
