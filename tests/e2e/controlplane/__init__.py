@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane for tests, built from the Go module proxy and run on loopback."""
+"""Kubernetes control plane for tests, built from the Go module proxy and run on loopback."""
 
 from tests.e2e.controlplane.control_plane import IN_TIME, Answer, ControlPlane, KubectlFailed
 

@@ -1,4 +1,4 @@
-"""Builds the control plane where it is absent, and prints the directory of its binaries."""
+"""Build the control plane if it is absent, and print the directory of its binaries."""
 
 import sys
 

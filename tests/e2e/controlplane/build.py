@@ -1,6 +1,6 @@
-"""Builds a Kubernetes control plane and etcd from the Go module proxy, once per pinned version.
+"""Build a Kubernetes control plane and etcd from the Go module proxy, once per pinned version.
 
-`python -m tests.e2e.controlplane` builds what is absent and prints the directory.
+`python -m tests.e2e.controlplane` builds missing binaries and prints their directory.
 """
 
 import re
@@ -23,7 +23,7 @@ PACKAGES = {
 
 
 def binaries(say: Say = print) -> Path:
-    """The directory that holds every binary of PACKAGES, built first if it is absent."""
+    """Return the directory with every binary of PACKAGES, building them first if absent."""
     version = kubernetes_version()
     module = GoModule(
         name="controlplane",
@@ -37,7 +37,7 @@ def binaries(say: Say = print) -> Path:
 
 
 def kubernetes_version() -> str:
-    """The pinned version of Kubernetes, such as v1.36.4."""
+    """Return the pinned version of Kubernetes, such as v1.36.4."""
     match = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", (SOURCE / "go.mod").read_text(), re.M)
     if match is None:
         raise BuildFailed(f"{SOURCE / 'go.mod'} does not require k8s.io/kubernetes")

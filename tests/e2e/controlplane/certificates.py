@@ -1,4 +1,4 @@
-"""Certificates for a control plane that lives as long as a test, made with the openssl command."""
+"""Certificates for the control plane of a test, created with the openssl command."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"
 
 
 class OpensslFailed(Exception):
-    """The openssl command is missing or refused; the message says what to do."""
+    """The openssl command is missing or failed; the message names the fix."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Authority(Certificate):
-    """A certificate authority; what it issues lies beside it."""
+    """Certificate authority; issued certificates are stored in its directory."""
 
     def serving(self, name: str, *addresses: str) -> Certificate:
-        """A server's certificate, valid for names (`DNS:localhost`) and addresses (`IP:::1`)."""
+        """Issue a server certificate for names (`DNS:localhost`) and addresses (`IP:::1`)."""
         return self._issue(
             name,
             f"/CN={name}",
@@ -33,7 +33,7 @@ class Authority(Certificate):
         )
 
     def client(self, name: str, user: str, *groups: str) -> Certificate:
-        """A client's certificate: Kubernetes reads the user from CN and the groups from O."""
+        """Issue a client certificate: Kubernetes reads the user from CN and the groups from O."""
         subject = "".join(f"/O={group}" for group in groups) + f"/CN={user}"
         return self._issue(name, subject, "extendedKeyUsage=clientAuth")
 
@@ -61,7 +61,7 @@ def _pair(directory: Path, name: str) -> Certificate:
 
 
 def _request(pair: Certificate, subject: str, *extensions: str, signer: list[str]) -> None:
-    # A configuration of our own: the system's would add extensions to every certificate.
+    # Use a separate configuration: the system's adds extensions to every certificate.
     configuration = pair.key.with_suffix(".cnf")
     configuration.write_text("[req]\ndistinguished_name = dn\nstring_mask = utf8only\n[dn]\n")
     command = ["req", "-x509", "-config", str(configuration), "-days", DAYS, *NEW_KEY, *signer]

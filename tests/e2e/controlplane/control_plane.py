@@ -1,9 +1,11 @@
-"""A real Kubernetes control plane for tests, with its data in one directory.
+"""Kubernetes control plane for tests, with its data in one directory.
 
-It listens on loopback, or on an address of a network namespace that it is given. etcd and
-kube-apiserver always run; kube-scheduler and kube-controller-manager unless switched off. Leaving
-the context ends exactly the processes that entering it started. Certificates that it signs are good
-for `signing_duration`, and a node is taken for lost after `node_silence`.
+It listens on loopback, or on an address of the given network namespace. etcd and kube-apiserver
+always run; kube-scheduler and kube-controller-manager unless switched off. Leaving the context
+stops exactly the processes that entering it started.
+
+Signed certificates are valid for `signing_duration`; a node is marked as unreachable after
+`node_silence`.
 """
 
 import base64
@@ -36,14 +38,14 @@ BELOW_EPHEMERAL = range(20000, 32000)
 PORTS_OF_A_PROCESS = 60
 REQUEST_LIMIT = 120.0
 IN_TIME = "--timeout=300s"
-"""For a kubectl that waits."""
+"""Timeout of a kubectl command that waits."""
 ADMIN_GROUP = "system:masters"
 
 _T = TypeVar("_T")
 
 
 class KubectlFailed(Exception):
-    """kubectl exited with an error; the message is what it printed."""
+    """kubectl exited with an error; the message is its output."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Answer:
 
 
 class ControlPlane:
-    """Use as a context manager; everything below is there from entering on."""
+    """Context manager that runs the control plane; its members are available once entered."""
 
     kubeconfig: Path
 
@@ -110,12 +112,12 @@ class ControlPlane:
         return [server.pid for server in self._servers]
 
     def kubectl_command(self, *arguments: str) -> list[str]:
-        """`kubectl ARGUMENTS`, as the administrator, to be run by the caller."""
+        """Return the command line of `kubectl ARGUMENTS` as administrator."""
         program = str(self.binaries / "kubectl")
         return [*self._entering, program, "--kubeconfig", str(self.kubeconfig), *arguments]
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What `kubectl ARGUMENTS` prints, as the administrator."""
+        """Run `kubectl ARGUMENTS` as administrator and return its output."""
         done = subprocess.run(
             self.kubectl_command(*arguments),
             input=stdin if stdin is not None else "",
@@ -128,7 +130,7 @@ class ControlPlane:
         return done.stdout
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Applies the objects; a `status` is written to the status subresource."""
+        """Apply the objects; a `status` is written to the status subresource."""
         listed = _list(*objects)
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=listed)
         with_status = [item for item in objects if "status" in item]
@@ -137,22 +139,22 @@ class ControlPlane:
             self.kubectl(*command, "-f", "-", stdin=_list(*with_status))
 
     def create_namespace(self, name: str) -> None:
-        """A namespace that takes pods at once: its default service account is there."""
+        """Create a namespace and wait for its default service account, which pods need."""
         account = {"name": "default", "namespace": name}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         self.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
 
     def request(self, method: str, path: str, body: object = None) -> Answer:
-        """One request to the API server as the administrator, with its status and body."""
+        """Send one request to the API server as administrator; return its status and body."""
         return self._inside(partial(_request, self._api, self._trust, method, path, body))
 
     def kubeconfig_for(self, user: str, *groups: str) -> Path:
-        """A kubeconfig for a user, such as `system:node:win-a` of the group `system:nodes`."""
+        """Return a kubeconfig for a user, such as `system:node:win-a` in `system:nodes`."""
         name = user.replace(":", "-")
         return self._write_kubeconfig(name, self._authority.client(name, user, *groups))
 
     def serving_certificate(self, name: str, *addresses: str) -> Certificate:
-        """A certificate for a server that the cluster trusts, such as a node's own API."""
+        """Issue a server certificate that the cluster trusts, such as for a kubelet API."""
         return self._authority.serving(name, *addresses)
 
     def client_certificate(self, user: str, *groups: str) -> Certificate:
@@ -163,7 +165,7 @@ class ControlPlane:
         return self._authority.certificate
 
     def public_kubeconfig(self) -> str:
-        """Where the cluster is and whom to trust there, as it is published to those who join."""
+        """Return the kubeconfig with server and CA, as published in the cluster-info ConfigMap."""
         cluster = {
             "server": self.server,
             "certificate-authority-data": _encoded(self._authority.certificate),
@@ -245,12 +247,12 @@ class ControlPlane:
         self.start_api_server()
 
     def start_api_server(self) -> None:
-        """Again, after it was stopped: with the same address and everything it knew."""
+        """Start the API server again after a stop, with the same address and data."""
         self._api_server = self._run("kube-apiserver", self._api_server_flags)
         self._api_server.wait_until(partial(self._healthy, self._api, "/readyz"))
 
     def stop_api_server(self) -> None:
-        """As in a failure: nobody is told, and what is in etcd stays."""
+        """Kill the API server, as in a failure; the data in etcd stays."""
         self._api_server.kill()
         self._servers.remove(self._api_server)
 
@@ -296,7 +298,7 @@ class ControlPlane:
             *(f"--{key}={value}" for key, value in flags.items()),
         ]
         server = ServerProcess(name, command, self.directory / f"{name}.log")
-        # It would wait for those who watch, who are about to end, too.
+        # A graceful stop waits for watchers, which are about to exit as well.
         self._running.callback(server.kill if name == "kube-apiserver" else server.stop)
         self._servers.append(server)
         return server
@@ -366,8 +368,7 @@ def _listens(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Of those that no other process of the tests takes, before they are used and while a server is
-    away."""
+    """Return ports that no other test process uses, even while a server is down."""
     parts = len(BELOW_EPHEMERAL) // PORTS_OF_A_PROCESS
     first = os.getpid() % parts * PORTS_OF_A_PROCESS
     own = BELOW_EPHEMERAL[first : first + PORTS_OF_A_PROCESS]

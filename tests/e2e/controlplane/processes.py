@@ -1,6 +1,6 @@
-"""A server process of a test: its log in a file, ended by its own process group.
+"""Server process of a test: logs to a file, stopped through its process group.
 
-It ends with the test run even where that is killed: the kernel is asked to see to it.
+With a parent death signal, it also exits when the test run is killed.
 """
 
 import os
@@ -42,9 +42,9 @@ class ServerProcess:
         deadline = time.monotonic() + START_LIMIT
         while not ready():
             if self._process.poll() is not None:
-                raise StartFailed(self._report(f"ended with {self._process.returncode}"))
+                raise StartFailed(self._error_message(f"ended with {self._process.returncode}"))
             if time.monotonic() > deadline:
-                raise StartFailed(self._report(f"was not ready after {START_LIMIT:.0f} s"))
+                raise StartFailed(self._error_message(f"was not ready after {START_LIMIT:.0f} s"))
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -57,14 +57,14 @@ class ServerProcess:
         self._process.wait()
 
     def kill(self) -> None:
-        """As in a failure: it cannot say a word to anybody."""
+        """Kill the process, as in a failure: it cannot shut down its connections."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _report(self, what: str) -> str:
+    def _error_message(self, problem: str) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join([f"{self.name} {what}; the end of its log:", *lines])
+        return "\n".join([f"{self.name} {problem}; the end of its log:", *lines])
 
 
 def _setpriv() -> str:

@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent
 
 
 def coredns(say: Say = print) -> Path:
-    """The program, built first if it is absent."""
+    """Return the program, building it first if absent."""
     module = GoModule(
         name="coredns",
         title="CoreDNS",

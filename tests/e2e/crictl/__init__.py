@@ -1,4 +1,4 @@
-"""The real crictl, unmodified, on a runtime's Unix socket."""
+"""The unmodified crictl, connected to a runtime's Unix socket."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class Ran:
 
 
 class Crictl:
-    """`inside` is the command that leads to where the runtime listens."""
+    """Run crictl; `inside` is the command prefix that enters the network of the runtime."""
 
     def __init__(
         self, socket: Path, inside: Sequence[str], environment: Mapping[str, str], say: Say = print
@@ -38,7 +38,7 @@ class Crictl:
         self._environment = environment
 
     async def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
-        """What it printed; it must succeed."""
+        """Run crictl, assert that it succeeds, and return its output."""
         ran = await self.run(*arguments, stdin=stdin)
         assert ran.code == 0, f"crictl {' '.join(arguments)}: {ran.err}{ran.out}"
         return ran.out
@@ -52,7 +52,7 @@ class Crictl:
     async def running(
         self, *arguments: str, terminal: int | None = None
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Its streams are pipes, or all of them the terminal."""
+        """Run crictl with pipes as its streams, or all of them connected to the terminal."""
         stream = asyncio.subprocess.PIPE if terminal is None else terminal
         process = await asyncio.create_subprocess_exec(
             *self._command,

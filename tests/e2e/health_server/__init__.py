@@ -1,4 +1,4 @@
-"""A Windows program that is asked for its health over HTTP, TCP and gRPC, as main.go says."""
+"""Windows program with HTTP, TCP and gRPC health endpoints; see main.go."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The real helm, built from the Go module proxy, and what it makes of the operator's chart."""
+"""Helm, built from the Go module proxy, and the manifests it renders from the operator's chart."""
 
 import os
 import subprocess
@@ -27,11 +27,11 @@ _NAMESPACE_FILE = "01-namespace.yaml"
 
 
 class HelmFailed(Exception):
-    """helm exited with an error; the message is what it printed."""
+    """helm exited with an error; the message is its output."""
 
 
 def program(say: Say = print) -> Path:
-    """Built first if it is absent."""
+    """Return the program, building it first if absent."""
     module = GoModule(
         name="helm",
         title="helm",
@@ -43,7 +43,7 @@ def program(say: Say = print) -> Path:
 
 
 def helm(home: Path, *arguments: str) -> str:
-    """What `helm ARGUMENTS` prints; everything that it keeps is in `home`."""
+    """Run `helm ARGUMENTS` and return its output; all its files are in `home`."""
     places = {name: str(home) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
     done = subprocess.run(
         [str(program()), *arguments],
@@ -57,13 +57,13 @@ def helm(home: Path, *arguments: str) -> str:
 
 
 def rendered(home: Path, *options: str) -> str:
-    """The chart's objects without its CRDs, as an installation with these options has them."""
+    """Render the chart's objects, without its CRDs, with these options."""
     where = ("--namespace", NAMESPACE, "--kube-version", kubernetes_version())
     return helm(home, "template", RELEASE, str(CHART), *where, *options)
 
 
 def plain_manifests(home: Path) -> dict[str, str]:
-    """The files of `deploy/manifests`, by name, in the order of their names."""
+    """Return the files of `deploy/manifests` by name, in the order of their names."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     metadata = {"name": NAMESPACE, "labels": labels}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}

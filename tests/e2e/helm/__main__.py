@@ -1,4 +1,4 @@
-"""Writes the chart's CRDs anew from the operator's, and `deploy/manifests` from the chart."""
+"""Regenerate the chart's CRDs from the operator's, and `deploy/manifests` from the chart."""
 
 import tempfile
 from pathlib import Path

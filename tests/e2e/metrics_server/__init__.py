@@ -1,7 +1,7 @@
-"""A real metrics-server for tests, built from the Go module proxy: whom `kubectl top` asks.
+"""metrics-server for tests, built from the Go module proxy; `kubectl top` reads from it.
 
-It runs beside the control plane as it would in a pod: as its service account, with a token. The
-API server reaches it by a Service that names the machine.
+It runs next to the control plane as it would in a pod: with a token of its service account. The
+API server reaches it through a Service with an external name.
 """
 
 import json
@@ -25,7 +25,7 @@ _READ = ["get", "list", "watch"]
 
 
 def program(say: Say = print) -> Path:
-    """Built first if it is absent."""
+    """Return the program, building it first if absent."""
     module = GoModule(
         name="metrics-server",
         title="metrics-server",
@@ -38,7 +38,7 @@ def program(say: Say = print) -> Path:
 
 @contextmanager
 def metrics_server(plane: ControlPlane, directory: Path, built: Path) -> Iterator[None]:
-    """One that the API server says is available; it looks at nodes every ten seconds."""
+    """Run it; yield once its APIService is available. It scrapes nodes every ten seconds."""
     (port,) = free_ports(1)
     serving = plane.serving_certificate(NAME, f"DNS:{NAME}.{NAMESPACE}.svc")
     plane.apply(*_account())
@@ -68,7 +68,7 @@ def metrics_server(plane: ControlPlane, directory: Path, built: Path) -> Iterato
 
 
 def _account() -> list[dict[str, Any]]:
-    """A service account, and what it may: read nodes, their metrics and pods, and ask who asks."""
+    """Return its service account, with roles to read nodes, metrics and pods and review tokens."""
     rules = [
         {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": _READ},
@@ -114,7 +114,7 @@ def _kubeconfig(plane: ControlPlane, directory: Path) -> Path:
 
 
 def _cluster(plane: ControlPlane) -> dict[str, Any]:
-    """Where it is and whom to trust there, as it tells those who join."""
+    """Return the cluster entry of the public kubeconfig: server and CA."""
     return dict(json.loads(plane.public_kubeconfig())["clusters"][0])
 
 

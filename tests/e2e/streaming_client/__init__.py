@@ -1,6 +1,6 @@
-"""The real clients of the streaming protocols: client-go's, in a small Go program.
+"""client-go's clients of the streaming protocols, in a small Go program.
 
-`StreamingClient` runs it as a process; it speaks SPDY or WebSocket as kubectl and crictl do.
+`StreamingClient` runs it as a process; it uses SPDY or WebSocket like kubectl and crictl.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MODULE = GoModule(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the client says at the end: the sentence of its error, and a command's exit code."""
+    """Report of the client when it exits: error message and exit code of the command."""
 
     error: str
     code: int
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass
 class Running:
-    """A client at work. Its streams are those of the command."""
+    """Running client. Its streams are those of the command."""
 
     process: asyncio.subprocess.Process
     report: Path
@@ -56,7 +56,7 @@ class Running:
         return self.process.stderr
 
     def resize(self, width: int, height: int) -> None:
-        """The client's terminal, if it has one."""
+        """Resize the client's terminal; requires one."""
         os.write(self.sizes, f"{width}x{height}\n".encode())
 
     async def outcome(self) -> Outcome:
@@ -72,13 +72,13 @@ class StreamingClient:
 
     @asynccontextmanager
     async def command(self, url: str, *flags: str) -> AsyncIterator[Running]:
-        """An exec or an attach with these flags of main.go."""
+        """Run an exec or attach with these flags of main.go."""
         async with self._run([*flags, "command", url]) as running:
             yield running
 
     @asynccontextmanager
     async def forward(self, url: str, ports: Sequence[int], *flags: str) -> AsyncIterator[Running]:
-        """A port-forward of `ports`, ready when entered."""
+        """Forward `ports`; the context is entered once the forward is ready."""
         wanted = [f":{port}" for port in ports]
         async with self._run([*flags, "forward", url, *wanted]) as running:
             for _ in ports:

@@ -1,4 +1,4 @@
-"""A Windows host as a test sees it: reached by SSH, and troubled as machines are."""
+"""Windows host for tests: reached over SSH, with faults that tests can inject."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SERVER_2019, SERVER_2022, SERVER_2025 = "10.0.17763", "10.0.20348", "10.0.26100"
 FRESH = {"Containers": "Disabled", "Microsoft-Hyper-V": "Disabled"}
 READY = {"Containers": "Enabled", "Microsoft-Hyper-V": "Disabled"}
 DOCKERD = r"C:\Program Files\docker\dockerd.exe"
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 _BLOCK = 4096
 _numbers = count(1)
 
@@ -33,7 +33,7 @@ class Ran:
 
 
 class WindowsHost:
-    """`key` is the private key whose owner may come in as `user`."""
+    """Windows host; `key` is the private key that is authorized to log in as `user`."""
 
     user = USER
     port = PORT
@@ -47,33 +47,33 @@ class WindowsHost:
 
     @property
     def drive(self) -> Path:
-        """Drive C: from outside, while the host is on."""
+        """Return the path of drive C: on the machine, while the host is on."""
         return self.machine.root / "windows/prefix/drive_c"
 
     def path(self, path: str) -> Path:
-        r"""A file of `C:\\...` from outside; its case must be that of the file."""
+        r"""Return the path of a file in `C:\\...` on the machine; the path is case-sensitive."""
         return self.drive / path.removeprefix("C:\\").replace("\\", "/")
 
     def run(self, command: str) -> Ran:
-        """A line for the user's shell; exit codes arrive cut to 8 bits."""
+        """Run a command line in the user's shell; exit codes are truncated to 8 bits."""
         done = subprocess.run(
             [*self._ssh(), command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             check=False,
         )
         return Ran(done.returncode, done.stdout.decode(errors="replace").replace("\r\n", "\n"))
 
     def done(self, command: str) -> str:
-        """What it printed; it must succeed."""
+        """Run a command line, assert that it succeeds, and return its output."""
         ran = self.run(command)
         assert ran.code == 0, f"{command}: {ran.code} {ran.out}"
         return ran.out
 
     def services(self, *names: str) -> dict[str, str]:
-        """The states of services, `absent` where there is none, as the service manager has them."""
+        """Return the states of services in the service manager, `absent` if one does not exist."""
         return {name: self._service(name) for name in names}
 
     def _service(self, name: str) -> str:
@@ -105,7 +105,7 @@ class WindowsHost:
         until(lambda: self.booted() not in ("", before), f"{self.address} has booted")
 
     def booted(self) -> str:
-        """When it did, or nothing while it is down."""
+        """Return the time of the last boot, empty while the host is down."""
         ran = self.run(r"reg query HKLM\SOFTWARE\Stand-in /v Booted")
         return ran.out.strip() if ran.code == 0 else ""
 
@@ -122,7 +122,7 @@ class WindowsHost:
 
     @contextmanager
     def full_disk(self, leaving: int = 0) -> Iterator[None]:
-        """No more than this is free on drive C:."""
+        """Fill drive C: until only `leaving` bytes are free."""
         ballast = self.drive / "ballast"
         with ballast.open("wb", buffering=0) as file:
             while (free := self._free()) > leaving + _BLOCK:
@@ -139,7 +139,7 @@ class WindowsHost:
 
     @contextmanager
     def held(self, path: str) -> Iterator[None]:
-        """A file that a program of the host has open and shares with nobody."""
+        """Let a program on the host hold a file open without sharing it."""
         command = [*self._ssh(), f'hold "{path}"']
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as holding:
             assert holding.stdout is not None
@@ -160,7 +160,7 @@ class WindowsHost:
         return [line.split()[-1] for line in text.splitlines() if "REG_SZ" in line]
 
     def install_docker(self) -> None:
-        """A service that is called docker, at Docker's place; it only runs."""
+        """Create a service named docker in Docker's directory; it only runs."""
         self.put(programs.stand_in("service"), DOCKERD)
         self.done(rf'sc create docker binPath= "\"{DOCKERD}\" --run-service" start= auto')
         self.start("docker")
@@ -170,7 +170,7 @@ class WindowsHost:
         until(lambda: self.services(name) == {name: "running"}, f"{name} runs")
 
     def stop(self, name: str) -> None:
-        """Until its process has ended, which is after the service manager has told it to."""
+        """Stop a service and wait until its process has exited."""
         self.done(f"sc stop {name}")
         until(lambda: self.services(name) == {name: "stopped"}, f"{name} has stopped")
 
@@ -180,7 +180,7 @@ class WindowsHost:
         target.write_bytes(source.read_bytes())
 
     def host_key(self) -> str:
-        """What it shows to whoever comes; nothing while it is down."""
+        """Return the host key that the SSH server presents, empty while the host is down."""
         command = ["ssh-keyscan", "-t", "ed25519", "-T", "60", "-p", str(PORT), self.address]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.partition(" ")[2].strip()
@@ -205,9 +205,9 @@ def windows_host(
     name: str = "",
     key: Path | None = None,
 ) -> Iterator[WindowsHost]:
-    """A host that is up, until the end of the context; nothing of it stays but `folder`.
+    """Run a host until the end of the context; only `folder` remains.
 
-    Without a `key`, which may open several, it has one of its own.
+    Without a `key`, which can be shared between hosts, a new one is created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = key or make_key(folder / "key")
@@ -229,15 +229,15 @@ def windows_host(
         machine.pull_the_plug()
 
 
-def until(is_so: Callable[[], bool], what: str, seconds: float = _PATIENCE) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = _TIMEOUT) -> None:
     deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s and still not: {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for: {what}"
         time.sleep(0.1)
 
 
 def _free_address() -> str:
-    """One of the machine's own that nobody listens at."""
+    """Return a loopback address without a listener on the SSH port."""
     process = os.getpid()
     for _ in range(200):
         address = f"127.{100 + process // 256 % 100}.{process % 256}.{next(_numbers) % 250 + 1}"
@@ -245,4 +245,4 @@ def _free_address() -> str:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((address, PORT))
             return address
-    raise AssertionError(f"somebody listens at port {PORT} of every address: end that program")
+    raise AssertionError(f"port {PORT} is in use on every address: stop that program")

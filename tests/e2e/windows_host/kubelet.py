@@ -1,4 +1,4 @@
-"""The kubelet of a host, played while its service runs: kubelet.exe itself cannot be had here."""
+"""Kubelet stand-in of a host, running while its service runs: kubelet.exe is not available here."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from tests.support.e2e.fake_kubelet import run_kubelet
 from winpod.instances.paths import KUBECONFIG
 
 _PROGRAM = "kube-log-runner.exe"
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -30,11 +30,11 @@ def playing_kubelet(host: WindowsHost, node: str) -> Iterator[None]:
 async def _play(host: WindowsHost, node: str, ended: threading.Event) -> None:
     task: asyncio.Task[None] | None = None
     while not ended.is_set():
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
         runs = _runs(host)
         if runs and (task is None or task.done()):
-            with suppress(OSError):  # it has just died
-                _find_again(host)
+            with suppress(OSError):  # the host has just gone down
+                _update_kubeconfig_paths(host)
                 work = run_kubelet(host.drive, node, host.address, SERVER_2022, "containerd")
                 task = asyncio.create_task(work)
         elif task and not runs:
@@ -44,8 +44,8 @@ async def _play(host: WindowsHost, node: str, ended: threading.Event) -> None:
         await _end(task)
 
 
-def _find_again(host: WindowsHost) -> None:
-    """Its files are elsewhere, seen from outside, after the host was switched off and on."""
+def _update_kubeconfig_paths(host: WindowsHost) -> None:
+    """Update the paths in its kubeconfig, which change when the host is switched off and on."""
     kubeconfig = host.path(KUBECONFIG)
     if kubeconfig.exists():
         text = kubeconfig.read_text()
@@ -61,5 +61,5 @@ async def _end(task: asyncio.Task[None]) -> None:
 def _runs(host: WindowsHost) -> bool:
     try:
         return any(_PROGRAM in line for line in host.machine.command_lines().values())
-    except OSError:  # it dies just now
+    except OSError:  # the host is going down
         return False

@@ -1,7 +1,7 @@
-"""The machine of a Windows host: a disk of its own, and a container that boots from it.
+"""Machine of a Windows host: a disk, and a container that boots from it.
 
-All that is mounted is mounted in the container's own mount namespace, and ends with it; the disk is
-an image file and stays when the machine is off.
+All mounts are in the container's mount namespace and end with it; the disk is an image file that
+remains when the machine is off.
 """
 
 import json
@@ -75,7 +75,7 @@ SSHD = {
 
 
 class Machine:
-    """Switched on, off, and on again; `folder` has all of it."""
+    """Machine that can be switched on and off; all its files are in `folder`."""
 
     def __init__(
         self, folder: Path, base: Base, build: Build, address: str, name: str, keys: str
@@ -96,7 +96,7 @@ class Machine:
 
     @property
     def root(self) -> Path:
-        """The machine's file system, seen from outside while it is on."""
+        """Return the machine's file system as seen from outside, while it is on."""
         return Path(f"/proc/{self._init()}/root")
 
     def switch_on(self, features: Mapping[str, str], down_seconds: float) -> None:
@@ -115,7 +115,7 @@ class Machine:
             )
 
     def pull_the_plug(self) -> None:
-        """All of it is gone at once, and what was not yet on the disk too."""
+        """Kill the machine at once; unwritten data is lost."""
         if self._process is None:
             return
         self._process.kill()
@@ -125,13 +125,13 @@ class Machine:
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
     def processes(self) -> list[int]:
-        """By the machine's numbers."""
+        """Return its processes by their ids on this machine."""
         groups = [*CONTROL_GROUPS.glob(f"*/{self.container}/cgroup.procs")]
         groups += [*CONTROL_GROUPS.glob(f"{self.container}/cgroup.procs")]
         return sorted({int(line) for group in groups for line in group.read_text().split()})
 
     def command_lines(self) -> dict[int, str]:
-        """What runs in it, Windows' programs among the rest."""
+        """Return the command lines of its processes, including Windows programs."""
         found = {}
         for process in self.processes():
             with suppress(OSError):
@@ -140,7 +140,7 @@ class Machine:
         return found
 
     def _init(self) -> int:
-        """The process that is the first one of the container's own numbers."""
+        """Return the id of process 1 of the container on this machine."""
         for process in self.processes():
             with suppress(OSError):
                 status = Path(f"/proc/{process}/status").read_text()
@@ -184,7 +184,7 @@ class Machine:
         shutil.copy(programs.sftp_server(), system32)
 
     def _make_root(self) -> None:
-        """Debian as sshd needs it, and Wine's Debian beside it."""
+        """Create a Debian root for sshd, with Wine's Debian in a subdirectory."""
         root = self.folder / "root"
         for name in ("etc/ssh", "usr", "run", "tmp", "proc", "dev", "windows"):
             (root / name).mkdir(parents=True)
@@ -258,7 +258,7 @@ class Machine:
 
 
 def _sweep_groups() -> None:
-    """Nothing else is left of the hosts of somebody who was killed."""
+    """Remove cgroups of hosts whose test process was killed; nothing else of them remains."""
     for group in [*CONTROL_GROUPS.glob(f"*/{_GROUP}*"), *CONTROL_GROUPS.glob(f"{_GROUP}*")]:
         owner = group.name.removeprefix(_GROUP).partition("-")[0]
         if not Path("/proc", owner).exists():

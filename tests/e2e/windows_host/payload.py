@@ -1,4 +1,4 @@
-"""A payload for a Windows host: real containerd and crictl, stand-ins of what cannot be had."""
+"""Payload for a Windows host: real containerd and crictl, stand-ins for unavailable programs."""
 
 import shutil
 from pathlib import Path
@@ -13,9 +13,9 @@ SHIM = "containerd-shim-runhcs-v1"
 
 
 def lay_programs(folder: Path, version: str) -> Path:
-    """In each version the stand-ins are other files, and so is crictl; containerd is the same.
+    """Write the programs; stand-ins and crictl differ between versions, containerd does not.
 
-    containerd asks its shim what it is; one that fails at once is a shim that does not say.
+    containerd runs its shim to query its features; a shim that fails at once reports none.
     """
     folder.mkdir()
     shutil.copy(programs.containerd(), folder)
@@ -29,7 +29,7 @@ def lay_programs(folder: Path, version: str) -> Path:
 
 
 def replace_payload(folder: Path, version: str) -> None:
-    """Programs of another version in their place, and last the list that says so."""
+    """Replace the programs with another version, and last the list that names the version."""
     programs_of = lay_programs(folder.with_name(version), version)
     for program in programs_of.iterdir():
         program.replace(folder / program.name)

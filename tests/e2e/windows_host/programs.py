@@ -1,4 +1,4 @@
-"""The programs of a Windows host: real ones from the Go module proxy, and the stand-ins in C."""
+"""Programs of a Windows host: real ones from the Go module proxy, and stand-ins in C."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ STAND_INS = HERE / "stand_ins"
 SERVICES_IN_ANY_SESSION = Edit(
     "golang.org/x/sys/windows/svc/security.go", "parentProcess.SessionID == 0 && ", ""
 )
-"""Windows starts services in session 0, and Wine in session 1: the parent's name must do."""
+"""Check the parent's name only: Windows starts services in session 0, Wine in session 1."""
 
 FIRST_INSTANCE_IS_NOBODYS = Edit(
     "github.com/Microsoft/go-winio/pipe.go",
@@ -19,8 +19,11 @@ FIRST_INSTANCE_IS_NOBODYS = Edit(
     "\tif client, err := DialPipe(path, nil); err == nil {\n\t\tclient.Close()\n\t}\n"
     "\tl := &win32PipeListener{",
 )
-"""A pipe that is opened for neither reading nor writing takes no client on Windows. On Wine it has
-one, who would wait for ever; so it is given one that leaves at once."""
+"""Connect to the first instance of a pipe, and disconnect at once.
+
+On Windows, a pipe that is opened for neither reading nor writing accepts no client. Wine accepts
+one, which would wait forever.
+"""
 
 REAL = GoModule(
     name="windows-host",
@@ -50,7 +53,7 @@ def sftp_server(say: Say = print) -> Path:
 
 
 def stand_in(name: str) -> Path:
-    """A program of ours that does what is documented, where Wine has none or an empty one."""
+    """Build a stand-in that behaves as documented, where Wine lacks the program or has a stub."""
     return c_program(name, STAND_INS, ("advapi32", "bcrypt"), options=("-municode",))
 
 

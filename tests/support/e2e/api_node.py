@@ -51,7 +51,7 @@ class Ran:
 
 @dataclass
 class ApiNode:
-    """A node of the cluster and one namespace on it, by kubectl."""
+    """Node of the cluster and a namespace for its pods, accessed with kubectl."""
 
     plane: ControlPlane
     name: str
@@ -119,7 +119,7 @@ class ApiNode:
                 await asyncio.sleep(0.3)
 
     async def until_complains(self, words: str, *command: str) -> None:
-        """kubectl cp may end before it has heard what tar says beside its bytes."""
+        """Retry until stderr of tar is printed: kubectl cp may exit before it has read that."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 ran = await self.run(*command)
@@ -130,7 +130,7 @@ class ApiNode:
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, Path]:
-    """Found before a test has a home of its own, which their cache is not in."""
+    """Build the programs before a test sets its own home: their cache is outside of it."""
     return {"talker": windows_programs.go_program(name="talker")}
 
 

@@ -1,4 +1,4 @@
-"""Results of the program that tries what containers must not do."""
+"""Results of the program that tries operations which containers must not be allowed."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ NOT_PERMITTED = (
 
 
 class Tried:
-    """What the probe found, by name."""
+    """Results of the probe by name."""
 
     def __init__(self, text: str) -> None:
         rows = [line.rpartition(" ") for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""How nodes join a cluster of tests: a token, and the rights that kubeadm gives to who has one."""
+"""Bootstrap tokens of test clusters, with the roles that kubeadm binds for joining nodes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ TOKEN_ID, TOKEN_SECRET = "abc123", "0123456789abcdef"
 
 @contextmanager
 def bootstrap_token_of(plane: ControlPlane) -> Iterator[str]:
-    """As kubeadm makes them; nodes may renew their own certificates, too."""
+    """Create a token and role bindings like kubeadm; nodes may also renew their certificates."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -86,7 +86,7 @@ def bootstrap_token_of(plane: ControlPlane) -> Iterator[str]:
 
 
 def requests_of(plane: ControlPlane, user: str) -> list[dict[str, Any]]:
-    """What somebody has asked the cluster to sign."""
+    """Return the certificate signing requests of a user."""
     items = plane.request("GET", REQUESTS).body["items"]
     return [item for item in items if item["spec"]["username"] == user]
 

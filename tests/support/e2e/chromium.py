@@ -1,4 +1,4 @@
-"""Debian's Chromium, without a window: what it makes of a page, and how that looks."""
+"""Debian's Chromium in headless mode: the rendered document and a screenshot of a page."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def document(url: str, directory: Path) -> str:
-    """The page's elements after its script has run."""
+    """Return the document after the page's script has run."""
     return _chromium(directory, "--dump-dom", url)
 
 
@@ -47,7 +47,7 @@ def _chromium(directory: Path, *arguments: str) -> str:
 
 
 def first_pixel(file: Path) -> tuple[int, ...]:
-    """Red, green and blue at the upper left, which no filter of the format changes."""
+    """Return red, green and blue of the first pixel, which no PNG filter changes."""
     data = file.read_bytes()
     assert data.startswith(_SIGNATURE)
     packed, place = b"", len(_SIGNATURE)
@@ -67,7 +67,7 @@ class Table:
 
 
 class Tables(HTMLParser):
-    """The tables of a document, each by what labels it."""
+    """Tables of a document, by their labels."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

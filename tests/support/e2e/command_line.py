@@ -1,4 +1,4 @@
-"""The real command with a root and a network of the test's own; what it started ends with it."""
+"""The winpod command with its own root and network; processes it started end with the test."""
 
 import fcntl
 import os
@@ -61,7 +61,7 @@ class Winpod:
         return found
 
     def end_runtime(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """The background's, if there is one; returns when its state is free."""
+        """Stop the background runtime, if any, and wait until its state is unlocked."""
         lock = self.root / "runtime/lock"
         if not lock.exists():
             return
@@ -72,7 +72,7 @@ class Winpod:
 
 
 def until_unlocked(lock: Path) -> None:
-    """Until the process that had it has ended."""
+    """Wait until the process that held the lock has exited."""
 
     def is_free(file: IO[str]) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Disks for tests: empty ones in every format, and one as a Windows machine leaves it."""
+"""Disk images for tests: empty ones in every format, and one with an NTFS partition."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ def raw_disk(file: Path, size: int = 64 * MIB) -> Path:
 
 
 def formatted_disk(kit: HypervisorAssets, file: Path, driver: str, size: int = 64 * MIB) -> Path:
-    """An empty image of a format of QEMU's, which it makes itself."""
+    """Let QEMU create an empty image in one of its formats."""
     file.touch()
     options = {"driver": driver, "file": "file", "size": size}
     job = {"job-id": "make", "options": options}
@@ -50,7 +50,7 @@ def formatted_disk(kit: HypervisorAssets, file: Path, driver: str, size: int = 6
 
 
 def disk_of_windows(file: Path, size: int = 64 * MIB) -> Path:
-    """A fixed VHD with a partition table and one partition of NTFS."""
+    """Create a fixed VHD with a partition table and one NTFS partition."""
     first = MIB // SECTOR
     partition = file.with_suffix(".partition")
     raw_disk(partition, size - 2 * MIB)
@@ -92,7 +92,7 @@ def _footer(size: int) -> bytes:
 
 @contextmanager
 def device(file: Path) -> Iterator[Path]:
-    """A block device of this machine, for as long as it is needed."""
+    """Attach the file as a block device of this machine until the context ends."""
     made = subprocess.run(
         ["losetup", "--find", "--show", str(file)], check=True, capture_output=True, text=True
     )

@@ -1,7 +1,7 @@
-"""The part of kubelet.exe on an instance, played by winpod's node agent with simulated containers.
+"""Stand-in for kubelet.exe on an instance: winpod's node agent with simulated containers.
 
-It joins with what is on the instance's disk and nothing else, and says that its runtime is the one
-that its service depends on. It is a stand-in: the kubelet itself cannot run here.
+It joins only with files on the instance's disk, and reports the runtime that its service depends
+on. The real kubelet for Windows cannot run here.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class OtherRuntime(FakeRuntime):
 
 
 async def run_kubelet(drive: Path, name: str, address: str, build: str, runtime: str) -> None:
-    """Until it is cancelled; `drive` is the instance's drive C:."""
+    """Run until cancelled; `drive` is the instance's drive C:."""
     home = drive / "k/kubelet"
     kubeconfig = home / "kubeconfig"
     if runtime == "docker":

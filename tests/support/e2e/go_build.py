@@ -1,8 +1,8 @@
-"""Builds Go programs of a module in this repository, once per pinned version.
+"""Build Go programs of a module in this repository, once per pinned version.
 
-The binaries lie in a cache outside the repository, in a directory named by a hash of everything
-that decides them, so a changed pin never meets an old binary. A build goes to a temporary
-directory that is renamed when complete: a directory that exists is whole.
+The binaries are in a cache outside the repository, in a directory named by a hash of all inputs, so
+that a changed pin never uses an old binary. A build writes to a temporary directory that is renamed
+when complete: a directory that exists is complete.
 """
 
 import fcntl
@@ -21,12 +21,12 @@ Say = Callable[[str], None]
 
 
 class BuildFailed(Exception):
-    """A program could not be built; the message says what to do."""
+    """A program could not be built; the message names the fix."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A text in a file of another module, `example.org/package/file.go`, and what replaces it."""
+    """Replacement of a text in a file of another module, `example.org/package/file.go`."""
 
     file: str
     text: str
@@ -35,9 +35,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class GoModule:
-    """Programs to build: from which directory, and which files decide what comes out.
+    """Programs to build: the source directory, and the files that determine the result.
 
-    `edits` are made in copies of the modules they are for.
+    `edits` are applied to copies of the modules that contain the files.
     """
 
     name: str
@@ -51,7 +51,7 @@ class GoModule:
 
 
 def binaries(module: GoModule, say: Say = print) -> Path:
-    """The directory that holds every binary of the module, built first if it is absent."""
+    """Return the directory with every binary of the module, building them first if absent."""
     go = _go()
     directory = _cache() / f"{module.name}-{_fingerprint(go, module)}"
     if directory.is_dir():
@@ -102,7 +102,7 @@ def _build_one(
 
 @contextmanager
 def _edited(go: str, module: GoModule) -> Iterator[list[str]]:
-    """Options that build with copies of other modules, in which the edits are made."""
+    """Return go options that build with edited copies of other modules."""
     if not module.edits:
         yield []
         return
@@ -115,7 +115,7 @@ def _edited(go: str, module: GoModule) -> Iterator[list[str]]:
 
 
 def _copied(go: str, module: GoModule, edit: Edit, folder: str) -> str:
-    """The line of a go.mod that names the copy."""
+    """Copy and edit a module; return the `replace` line of a go.mod for the copy."""
     package, _, name = edit.file.rpartition("/")
     found = subprocess.run(
         [go, "list", "-f", "{{.Module.Path}}\n{{.Module.Dir}}\n{{.Dir}}", package],

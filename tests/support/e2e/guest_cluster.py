@@ -1,7 +1,7 @@
-"""A small cluster whose nodes come to have hypervisor isolation: two builds, on one machine.
+"""Cluster whose nodes get hypervisor isolation later: two builds, on one machine.
 
-Control plane, registry, nodes and operator are in one network namespace. The nodes begin without
-the kit and without leave to emulate, and get both when a test says so.
+Control plane, registry, nodes and operator are in one network namespace. The nodes start without
+the guest assets and without permission to emulate; a test adds both.
 """
 
 import os
@@ -51,17 +51,17 @@ class GuestCluster(WindowsCluster):
         return {handler["name"] for handler in listed}
 
     def allow_guests(self) -> None:
-        """The kit is there, and the nodes begin anew with leave to emulate."""
+        """Provide the guest assets, and restart the nodes with permission to emulate."""
         if HYPERVISOR in self.handlers("new"):
             return
         build_assets(cache() / "root")
         link_kit(self.directory / "root")
         self.nodes[ALL].stop()
         start(self.nodes[ALL], emulation="1")
-        self.until("handlers are told", lambda: HYPERVISOR in self.handlers("new"))
+        self.until("handlers are reported", lambda: HYPERVISOR in self.handlers("new"))
 
     def until_ready(self, namespace: str, *names: str) -> None:
-        """The first guest makes the template, which is a boot of an emulated machine."""
+        """Wait with a longer timeout: the first guest creates the template, an emulated boot."""
         pods = [f"pod/{name}" for name in names]
         try:
             self.kubectl("wait", "-n", namespace, "--for=condition=Ready", "--timeout=900s", *pods)
@@ -72,7 +72,7 @@ class GuestCluster(WindowsCluster):
         self.kubectl("rollout", "status", what, "-n", namespace, "--timeout=900s")
 
     def microvms(self) -> list[int]:
-        """The pids of their QEMUs."""
+        """Return the process ids of QEMU."""
         found = self.directory.glob("root/nodes/*/runtime/sandboxes/*/vm/qemu.pid")
         return [int(file.read_text()) for file in found]
 
@@ -110,14 +110,14 @@ def guest_cluster(directory: Path, base: Base) -> Iterator[GuestCluster]:
 
 
 def start(process: NodeProcess, *, emulation: str) -> None:
-    """With this said about emulation, whatever other tests have said."""
+    """Start a process with this emulation setting, regardless of the environment of other tests."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(ALLOW, emulation)
         process.start()
 
 
 def _push(cluster: GuestCluster) -> None:
-    """`legacy` is of the old build, `image` of both."""
+    """Push the images: `legacy` for the old build, `image` for both."""
     content = cluster.directory / "content"
     content.mkdir()
     (content / "readme.txt").write_text("an application\r\n")

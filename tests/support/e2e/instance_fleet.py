@@ -1,8 +1,8 @@
-"""Instances for an operator's tests: stand-ins that answer from memory, with their kubelets.
+"""Instances for operator tests: stand-ins that respond from memory, with their kubelets.
 
-Real SSH servers, real files, at addresses of their own on loopback, in a thread of this process. A
-host's kubelet runs while its service does. What a Windows is like beyond that is held elsewhere
-(tests/e2e/windows_host).
+SSH servers and files are real, at separate loopback addresses, in a thread of this process. The
+kubelet of a host runs while its service runs. For other Windows behaviour see
+tests/e2e/windows_host.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from winpod.instances.software.programs import REQUIRED
 from winpod.instances.ssh.authorized_keys import public_line
 
 BUILD = "10.0.20348"
-_LOOK_SECONDS = 0.05
-_PATIENCE = 300
+_POLL_SECONDS = 0.05
+_TIMEOUT = 300
 T = TypeVar("T")
 
 
 @dataclass
 class Instance:
-    """A host; `kubelet` is the one that plays its kubelet, while it does and the host lives."""
+    """Host; `kubelet` is the task of its kubelet stand-in, while its service runs."""
 
     address: str
     port: int
@@ -65,7 +65,7 @@ class Instance:
 
 
 class Fleet:
-    """`key` opens all of them."""
+    """Hosts that are all opened with `key`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Fleet:
         return self.do(self._add(name, port, windows))
 
     def add_on_docker(self, name: str, kubeconfig: Path) -> Instance:
-        """As an older operator left it: a kubelet that depends on Docker, and is a node."""
+        """Add a host set up by an older operator: a node whose kubelet depends on Docker."""
         services = {
             "docker": ScriptedService(r"C:\docker\dockerd.exe", state="RUNNING"),
             "kubelet": ScriptedService(
@@ -93,22 +93,22 @@ class Fleet:
         return instance
 
     def remove(self, name: str) -> None:
-        """It is gone, as a machine that was deleted."""
+        """Remove a host, like a deleted machine."""
         self.do(self._remove(self.instances.pop(name)))
 
     def change_host_key(self, name: str) -> None:
-        """Another machine answers, or this one was made anew."""
+        """Replace the host key, as if another machine responds or this one was reinstalled."""
         instance = self.instances[name]
         self.do(self._reopen(instance))
 
     def die(self, name: str) -> None:
-        """It answers nobody any more."""
+        """Stop responding."""
         instance = self.instances[name]
         instance.is_dead = True
         self.do(self._remove(instance))
 
     def come_back(self, name: str) -> None:
-        """As a machine that was switched on again."""
+        """Respond again, like a machine that was switched on."""
         instance = self.instances[name]
         instance.windows.hangs_at = ""
         instance.windows.reboot()
@@ -116,7 +116,7 @@ class Fleet:
         instance.is_dead = False
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT)
 
     async def _add(self, name: str, port: int, windows: dict[str, Any]) -> Instance:
         folder = self.folder / name
@@ -145,11 +145,11 @@ class Fleet:
         await _stop(instance)
         await instance.closing.aclose()
 
-    async def _play_kubelets(self) -> None:
+    async def _run_kubelets(self) -> None:
         while True:
             for instance in list(self.instances.values()):
-                await _play(instance)
-            await asyncio.sleep(_LOOK_SECONDS)
+                await _run_kubelet(instance)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _end(self) -> None:
         for instance in list(self.instances.values()):
@@ -159,20 +159,20 @@ class Fleet:
     def running(self) -> Iterator["Fleet"]:
         thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         thread.start()
-        playing = asyncio.run_coroutine_threadsafe(self._play_kubelets(), self._loop)
+        kubelets = asyncio.run_coroutine_threadsafe(self._run_kubelets(), self._loop)
         try:
             yield self
         finally:
-            playing.cancel()
+            kubelets.cancel()
             self.do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(_PATIENCE)
+            thread.join(_TIMEOUT)
 
 
 READY = {"Containers": "Enabled"}
 
 
-async def _play(instance: Instance) -> None:
+async def _run_kubelet(instance: Instance) -> None:
     service = instance.windows.services.get("kubelet")
     runs = service is not None and service.state == "RUNNING" and not instance.is_dead
     if instance.kubelet and instance.kubelet.done():
@@ -183,8 +183,8 @@ async def _play(instance: Instance) -> None:
         runtime = "docker" if "docker" in service.depends else "containerd"
         drive = instance.windows.folder / "C:"
         build = f"10.0.{instance.windows.build}"
-        playing = run_kubelet(drive, instance.node, instance.address, build, runtime)
-        instance.kubelet = asyncio.create_task(playing)
+        kubelet = run_kubelet(drive, instance.node, instance.address, build, runtime)
+        instance.kubelet = asyncio.create_task(kubelet)
     elif not runs:
         await _stop(instance)
 
@@ -197,7 +197,7 @@ async def _stop(instance: Instance) -> None:
 
 
 def payload(folder: Path, version: str) -> Path:
-    """Files that say that they are programs, all of them others in each version."""
+    """Write program stubs; all of them differ between versions."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in REQUIRED:
         more = GO_BUILD if name == "containerd.exe" else name.encode()

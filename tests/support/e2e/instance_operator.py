@@ -1,4 +1,4 @@
-"""An operator that looks after instances in a real control plane, and what is seen of them."""
+"""Operator of instances with a real control plane, and the objects it maintains."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ SETTINGS = "instances: {joinSeconds: 900, drainSeconds: 900}\n"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """With the rights that the chart gives, and what instances join by."""
+    """Control plane with the RBAC rules of the chart and a bootstrap token for instances."""
     directory = tmp_path_factory.mktemp("plane")
     with ControlPlane(directory, node_silence="1h") as running:
         running.create_namespace("shop")
@@ -49,7 +49,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def fleet(plane: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
-    """Hosts, and an operator's key and settings; nothing of it is in the cluster afterwards."""
+    """Fleet with the operator's key and settings; the cluster is cleaned up afterwards."""
     made = Fleet(tmp_path / "fleet")
     with made.running():
         plane.apply(key_secret(NAMESPACE, made.key))
@@ -105,10 +105,10 @@ def says(plane: ControlPlane, instance: Instance | str, words: str) -> bool:
 
 
 def until_told(plane: ControlPlane, instance: Instance | str, *wanted: str) -> dict[str, str]:
-    """What was told of it by its reason, once all that is wanted was: events come after deeds."""
+    """Wait for events with these reasons, and return events by reason: they follow the actions."""
     name = instance if isinstance(instance, str) else instance.address
     return eventually(
-        lambda: dict(events_of(plane, NAMESPACE, name)), lambda told: set(wanted) <= told.keys()
+        lambda: dict(events_of(plane, NAMESPACE, name)), lambda events: set(wanted) <= events.keys()
     )
 
 
@@ -136,7 +136,7 @@ def ready(plane: ControlPlane, name: str) -> int:
 
 
 class Watching:
-    """Counts how many change at the same time, by the objects and by their nodes."""
+    """Count the instances that change at the same time, by their objects and by their nodes."""
 
     def __init__(self, plane: ControlPlane, nodes: Iterable[str]) -> None:
         self._plane = plane
@@ -157,17 +157,17 @@ class Watching:
 
 
 def wake(plane: ControlPlane, seconds: str) -> None:
-    """Settings that change nothing but make the operator look at once."""
+    """Change a setting without effect, which makes the operator reconcile at once."""
     configure(plane, SETTINGS.replace("drainSeconds: 900", f"drainSeconds: 90{seconds}"))
 
 
 def in_time(plane: ControlPlane, holds: Callable[[], T]) -> T:
-    """Waits until it is so, and says of what it waits for in vain what the instances are like."""
+    """Wait for a condition; a timeout reports the state of the instances."""
     try:
         return eventually(holds)
-    except AssertionError as late:
+    except AssertionError as timeout:
         seen = {
             one["metadata"]["name"]: one.get("status", {}) for one in found(plane, PATH)["items"]
         }
-        said = {name: (one.get("phase"), one.get("message")) for name, one in seen.items()}
-        raise AssertionError(f"{late}: {said}") from None
+        summary = {name: (one.get("phase"), one.get("message")) for name, one in seen.items()}
+        raise AssertionError(f"{timeout}: {summary}") from None

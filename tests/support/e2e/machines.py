@@ -1,6 +1,6 @@
-"""Machines of a cluster, each a network namespace of the test's own, on one bridge.
+"""Machines of a cluster, each a network namespace, connected by one bridge.
 
-Nothing of the real machine's network is touched, and all of it is gone when the context is left.
+The network of the real machine is not touched; everything is removed when the context is left.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them, with its address on the bridge."""
+    """Machine with its address on the bridge."""
 
     name: str
     network: Path
@@ -28,7 +28,7 @@ class Machine:
 
     @property
     def entering(self) -> tuple[str, ...]:
-        """What a command begins with that is to run there."""
+        """Return the command prefix that runs a command on this machine."""
         return ("nsenter", f"--net={self.network}")
 
     def run(self, *command: str) -> str:
@@ -45,7 +45,7 @@ class Machine:
 
 @contextmanager
 def machines(directory: Path, *names: str) -> Iterator[dict[str, Machine]]:
-    """The first has the bridge, and leads the others to what they know no way to."""
+    """Create machines; the first has the bridge and is the default gateway of the others."""
     namespaces = NetworkNamespaces(directory)
     try:
         made = {
@@ -76,7 +76,7 @@ def _plug_in(first: Machine, machine: Machine) -> None:
 
 @contextmanager
 def linux_pod(directory: Path, machine: Machine, subnet: str) -> Iterator[Machine]:
-    """A stand-in for a pod of Linux: a namespace with an address of its machine's subnet."""
+    """Create a stand-in for a Linux pod: a namespace with an address of its machine's subnet."""
     namespaces = NetworkNamespaces(directory)
     gateway, address = (f"{subnet.rpartition('.')[0]}.{last}" for last in (1, 10))
     try:

@@ -1,6 +1,6 @@
-"""The command with a root that can run microVMs, and an image of an older build than the host's.
+"""The winpod command with a root that can run microVMs, and an image of an older build.
 
-The guests are emulated: these machines have no KVM of the processor's own.
+The guests are emulated: the test machines have no KVM.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def winpod(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Win
 
 
 def link_kit(root: Path) -> None:
-    """What all roots share: the kit, and the template that is made once."""
+    """Link the guest assets and the template, which all roots share."""
     for shared in ("kits", "templates"):
         (cache() / "root" / shared).mkdir(exist_ok=True)
         (root / shared).symlink_to(cache() / "root" / shared)
@@ -62,7 +62,7 @@ def run(winpod: Winpod, image: str, line: str, *options: str) -> str:
 
 
 def machines(winpod: Winpod, runtime: str = "runtime") -> list[int]:
-    """The pids of their QEMUs."""
+    """Return the process ids of QEMU."""
     found = winpod.root.glob(f"{runtime}/sandboxes/*/vm/qemu.pid")
     return [int(file.read_text()) for file in found]
 
@@ -77,7 +77,7 @@ def until_said(winpod: Winpod, name: str, word: str) -> None:
 
 
 def call(winpod: Winpod, request: Any) -> Any:
-    """Of the CRI, whose calls and requests have the same names."""
+    """Send a CRI request; the call is named after it."""
 
     async def ask() -> Any:
         client = CriClient(f"unix:{winpod.serving().socket}")
@@ -97,7 +97,7 @@ def begin(
     command: Sequence[str],
     **more: Any,
 ) -> str:
-    """One more container of a pod, started."""
+    """Create and start another container in a pod."""
     config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name=name),
         image=image,
@@ -112,7 +112,7 @@ def begin(
 
 
 def until_exited(winpod: Winpod, container: str) -> Any:
-    """Its status then."""
+    """Wait until the container has exited, and return its status."""
     request = api.ContainerStatusRequest(container_id=container)
     return eventually(
         lambda: call(winpod, request).status,

@@ -1,4 +1,4 @@
-"""`winpod node` and `winpod runtime` as processes of a test, which may be killed in the middle."""
+"""`winpod node` and `winpod runtime` as processes of a test, which can be killed."""
 
 import json
 import sys
@@ -18,11 +18,11 @@ from winpod.images.base.builder import Base
 WINPOD = (sys.executable, "-m", "winpod")
 ANYWHERE = [{"operator": "Exists"}]
 ROOM = "nodefs.available<1Gi,imagefs.available<1Gi"
-"""How full the disk of the machine is that runs the tests, decides none."""
+"""Eviction thresholds that never apply: the disk usage of the test machine must not matter."""
 
 
 class NodeProcess:
-    """One process of `winpod node`; its log is in the directory. `before` leads to a network."""
+    """Process of `winpod node`, with its log in the directory; `before` enters a namespace."""
 
     def __init__(self, directory: Path, *arguments: str, before: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def process_of_nodes(
     *options: str,
     settings: str = "",
 ) -> NodeProcess:
-    """Each with an identity of its own, and one certificate for all; nothing waits, booted."""
+    """Return a process with several nodes: an identity for each, one certificate, no warm pool."""
     nodes = [
         {
             "name": name,
@@ -93,7 +93,7 @@ def process_of_nodes(
 
 
 def simulated_runtime(directory: Path, build: str = "2022") -> ServerProcess:
-    """The real runtime with simulated compute; the socket is `cri.sock` in the directory."""
+    """Run the real runtime with simulated compute; the socket is `cri.sock` in the directory."""
     command = [
         *(*WINPOD, "runtime", "--compute", "simulated", "--host-build", build),
         *("--root", str(directory / "runtime"), "--socket", str(directory / "cri.sock")),
@@ -102,7 +102,7 @@ def simulated_runtime(directory: Path, build: str = "2022") -> ServerProcess:
 
 
 def found(cluster: ControlPlane, path: str) -> dict[str, Any]:
-    """An object of the API, empty where there is none."""
+    """Return an object of the API, empty if it does not exist."""
     try:
         answer = cluster.request("GET", path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Kubernetes objects that the tests put into a real cluster."""
+"""Kubernetes objects that tests create in a real cluster."""
 
 import time
 from typing import Any
@@ -91,13 +91,13 @@ def pods_path(namespace: str) -> str:
 
 
 def add_nodes(cluster: ControlPlane, *nodes: dict[str, Any]) -> None:
-    """Twice, since at creation the API server taints every node as not ready."""
+    """Apply the nodes twice: at creation the API server taints every node as not ready."""
     cluster.apply(*nodes)
     cluster.apply(*nodes)
 
 
 def scheduled_to(cluster: ControlPlane, namespace: str, name: str) -> str:
-    """The node the scheduler binds a pod to, or nothing once it has found none."""
+    """Return the node that the scheduler binds a pod to, or None once it found none."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         now = cluster.request("GET", f"{pods_path(namespace)}/{name}").body
@@ -111,5 +111,5 @@ def scheduled_to(cluster: ControlPlane, namespace: str, name: str) -> str:
 
 
 def bound_to(cluster: ControlPlane, namespace: str, name: str) -> str:
-    """The node a pod comes to, also where the scheduler has to hear of that node first."""
+    """Return the node of a pod, waiting until the scheduler has seen the node."""
     return eventually(lambda: scheduled_to(cluster, namespace, name), within=_PATIENCE)

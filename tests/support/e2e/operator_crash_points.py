@@ -1,4 +1,4 @@
-"""An operator's part for instances in the process of a test, which dies at a write of its own."""
+"""Instance controller in the process of a test, which crashes at a given write."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _PATIENCE = 600.0
 
 
 def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) -> int:
-    """Lives of one write, of two, and so on, until it is so; how many ended by a death."""
+    """Run with one write, then two, and so on, until the condition holds; return the crashes."""
     kubeconfig = own_kubeconfig(plane)
     deadline, deaths = time.monotonic() + _PATIENCE, 0
     while not holds():
@@ -29,7 +29,7 @@ def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) ->
 
 
 async def _live(kubeconfig: Path, payload: Path, holds: Callable[[], bool], writes: int) -> bool:
-    """Whether it died of its writes, and not because all was done."""
+    """Return whether the run crashed at its write limit instead of finishing."""
     access = read_kubeconfig(kubeconfig)
     api = DyingServer(access, writes)
     settings = SettingsWatcher(api, NAMESPACE)

@@ -1,6 +1,6 @@
-"""`winpod operator` as a process of a test, which may be killed in the middle.
+"""`winpod operator` as a process of a test, which can be killed.
 
-It acts as the service account that is installed with it, so it may do just what its role says.
+It uses the service account of its installation, so it has exactly the rights of its role.
 """
 
 import json
@@ -24,11 +24,11 @@ MANIFESTS = Path(__file__).parents[3] / "deploy/manifests"
 _ANSWER_SECONDS = 60
 _CHANGED = "Settings changed"
 _MOST_PATIENCE = 30
-"""Seconds that an API server waits for a webhook at most."""
+"""Maximum seconds that an API server waits for a webhook."""
 
 
 class OperatorProcess:
-    """Its log, an object a line, is in the directory. `before` leads to a network."""
+    """Operator process; its JSON log is in the directory. `before` enters a network namespace."""
 
     def __init__(
         self,
@@ -74,32 +74,32 @@ class OperatorProcess:
         self.stop()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Those that are written to their end."""
+        """Return the complete lines of the log."""
         whole, _, _ = self.log.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
     def said(self, words: str) -> int:
-        """How often."""
+        """Return how many log lines contain the words."""
         return sum(words in line["message"] for line in self.lines())
 
     @property
     def port(self) -> int:
-        return self._told("port")
+        return self._logged_port("port")
 
     @property
     def webhook_port(self) -> int:
-        return self._told("webhook_port")
+        return self._logged_port("webhook_port")
 
     @property
     def page_port(self) -> int:
-        return self._told("page_port")
+        return self._logged_port("page_port")
 
-    def _told(self, name: str) -> int:
+    def _logged_port(self, name: str) -> int:
         eventually(lambda: any(name in line for line in self.lines()))
         return next(int(line[name]) for line in reversed(self.lines()) if name in line)
 
     def answer(self, path: str) -> tuple[int, str]:
-        """What it answers at its port, without raising for a no."""
+        """Return its HTTP response, also for an error status."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(
@@ -113,7 +113,7 @@ class OperatorProcess:
 
 
 def own_kubeconfig(plane: ControlPlane) -> Path:
-    """Of the operator's service account, installed first, by a token of the TokenRequest API."""
+    """Install the operator's service account, and return a kubeconfig with a token for it."""
     file = plane.directory / "operator.kubeconfig"
     if not file.exists():
         names = ("00-crds", "01-namespace", "10-serviceaccount", "10-rbac")
@@ -135,7 +135,7 @@ def classes(plane: ControlPlane) -> dict[str, dict[str, Any]]:
 
 
 def configure(plane: ControlPlane, text: str) -> None:
-    """The operator's settings."""
+    """Write the operator's settings."""
     plane.apply(
         {
             "apiVersion": "v1",
@@ -147,7 +147,7 @@ def configure(plane: ControlPlane, text: str) -> None:
 
 
 def use_settings(plane: ControlPlane, operator: OperatorProcess, text: str) -> None:
-    """Settings that it did not have; it knows them afterwards."""
+    """Write new settings, and wait until the operator has read them."""
     path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/winpod-operator"
     if found(plane, path).get("data", {}).get("config.yaml") == text:
         return
@@ -157,9 +157,9 @@ def use_settings(plane: ControlPlane, operator: OperatorProcess, text: str) -> N
 
 
 def ask_about_pods(plane: ControlPlane, port: int) -> None:
-    """What is installed, with a port of this machine where the Service would be.
+    """Install the webhooks with a port of this machine in place of the Service.
 
-    An operator on a machine that is busy with other tests is waited for as long as can be.
+    The timeout is the maximum, because the operator may be slow on a machine that runs other tests.
     """
     configurations = list(yaml.safe_load_all((MANIFESTS / "10-webhooks.yaml").read_text()))
     for webhook in (one for obj in configurations for one in obj["webhooks"]):

@@ -1,10 +1,10 @@
-"""`winpod runtime`, forked by a process that has read all its code, and told when to kill itself.
+"""`winpod runtime`, forked by a process that has imported its code, with crash points.
 
-Each line of the input starts one: its arguments and its environment, as JSON; the answer is its
-number. A number sent to the socket in WINPOD_DIE has it die at that effect from now on: a file made
-or half written, a name moved or removed, a transaction, a mount, a process started or ended, a word
-to an agent or to QEMU. The names of all control groups are written to WINPOD_IDS before they are
-made.
+Each line of the input starts one: its arguments and its environment, as JSON; the response is its
+process id. A number sent to the socket in WINPOD_DIE makes it kill itself at that effect from then
+on: a file created or half written, a name moved or removed, a transaction, a mount, a process
+started or killed, a message to an agent or to QEMU. The names of all cgroups are written to
+WINPOD_IDS before they are created.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from winpod.network import netns
 
 _MOVES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.chown", "os.kill")
 _WHILE_IT_RUNS = 0.02
-_READ_AHEAD = winpod.cli.runtime  # the command line reads it only when it is asked for
+_READ_AHEAD = winpod.cli.runtime  # the CLI imports it lazily
 
 
 class Effects:
-    """Counts; the one that was chosen is the last."""
+    """Count effects, and kill the process at the chosen one."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -106,7 +106,7 @@ class Effects:
         return preceded
 
     def _torn(self, write: Callable[..., int]) -> Callable[..., int]:
-        """A write that can be cut short after its file was made, and before it has content."""
+        """Wrap a write so that it can be interrupted while its new file is empty."""
 
         def torn(path: Path, *arguments: Any, **options: Any) -> int:
             if path.name == "id":

@@ -1,6 +1,6 @@
-"""A runtime that dies all along a call, and what must be true of the next one.
+"""Runtimes that are killed during a call, and assertions about the restarted runtime.
 
-It dies at an effect of the call, another one at a later effect.
+Each run is killed at a later effect of the call.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from winpod.errors import WinpodError
 
 CODE = 0xC0000123
 KILLED = 0xC000013A
-_FEWEST = 4
+_MIN_EFFECTS = 4
 
 
 async def deaths(
@@ -24,15 +24,15 @@ async def deaths(
     act: Callable[[str], Awaitable[Any]],
     places: Callable[[int], Iterable[int]],
 ) -> AsyncIterator[str]:
-    """Die in the act, each time some effects later; gives what was prepared, after the restart.
+    """Kill the runtime during `act`, each time at a later effect; yield the object after a restart.
 
-    `places` chooses among so many effects.
+    `places` selects effects from their total number.
     """
     thing = await prepare()
     runtime.die_at(10**9)
     await act(thing)
     total = runtime.effects()
-    assert total >= _FEWEST
+    assert total >= _MIN_EFFECTS
     await runtime.remove_all()
     for number in sorted(set(places(total))):
         thing = await prepare()
@@ -50,7 +50,7 @@ async def ticks_on(runtime: RuntimeProcess, name: str = "app") -> None:
 
 
 async def goes_on(runtime: RuntimeProcess, container: str) -> None:
-    """The one program of a container runs, its log is whole, and its exit code its own."""
+    """Assert that the program runs, its log is complete, and it exits with its own code."""
     await ticks_on(runtime)
     (runtime.data / "go").touch()
     seen = await runtime.until_exited(container)
@@ -69,29 +69,29 @@ def forget_log(runtime: RuntimeProcess) -> None:
 
 
 class Prepared:
-    """What a call is about."""
+    """Objects that calls are tested on."""
 
     def __init__(self, runtime: RuntimeProcess) -> None:
         self._runtime = runtime
 
     async def created(self) -> str:
-        """A container."""
+        """Create a container."""
         forget_log(self._runtime)
         return await self._runtime.create(await self._runtime.run_pod(), "ticks", hex(CODE))
 
     async def started(self) -> str:
-        """A container."""
+        """Start a container."""
         return await self._runtime.begin(await self._runtime.run_pod(), "sleep")
 
     async def deaf(self) -> str:
-        """A container that hears no stop."""
+        """Start a container that ignores the stop event."""
         forget_log(self._runtime)
         container = await self._runtime.begin(await self._runtime.run_pod(), "deaf")
         await self._runtime.until_said("deaf")
         return container
 
     async def pod(self) -> str:
-        """With a container that runs."""
+        """Run a pod with a running container."""
         pod = await self._runtime.run_pod()
         await self._runtime.begin(pod, "sleep")
         return pod
@@ -105,7 +105,7 @@ class Prepared:
 
 
 async def goes_on_once_started(runtime: RuntimeProcess, container: str) -> None:
-    """It was started, or was not and says so."""
+    """Assert that the container is either created or running, and works once started."""
     seen = await runtime.status(container)
     assert seen.state in (api.CONTAINER_CREATED, api.CONTAINER_RUNNING)
     if seen.state == api.CONTAINER_CREATED:
@@ -115,7 +115,7 @@ async def goes_on_once_started(runtime: RuntimeProcess, container: str) -> None:
 
 
 async def can_be_stopped(runtime: RuntimeProcess, container: str) -> None:
-    """It runs, or has ended as one does that was killed."""
+    """Assert that the container is running or exited, and is reported as killed after a stop."""
     running = (api.CONTAINER_RUNNING, api.CONTAINER_EXITED)
     assert (await runtime.status(container)).state in running
     await runtime.stop(container)

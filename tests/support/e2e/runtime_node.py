@@ -1,4 +1,4 @@
-"""A runtime with Wine, and containers in it."""
+"""Runtime with Wine, and its containers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -31,7 +31,7 @@ LOOKS = 6000
 
 
 class LonelyNetworks:
-    """A stand-in for CNI: namespaces are real and lead nowhere but to themselves."""
+    """Stand-in for CNI: the network namespaces are real and have only loopback."""
 
     def __init__(self, directory: Path) -> None:
         self.namespaces = NetworkNamespaces(directory)
@@ -79,7 +79,7 @@ class LonelyNetworks:
 
 
 class Node:
-    """A runtime that can be stopped, as a crash would, and started again over the same root."""
+    """Runtime that can be stopped like by a crash, and started again with the same root."""
 
     def __init__(self, root: Path, base: Base, warm: int = 0, host: str = "2022") -> None:
         self.root = root
@@ -110,7 +110,7 @@ class Node:
             if len(self._shells.idle_silos) >= self.warm:
                 return
             await asyncio.sleep(0.05)
-        raise TimeoutError("no shell waits")
+        raise TimeoutError("the warm pool is empty")
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
@@ -149,7 +149,7 @@ async def ended(client: CriClient, container: str) -> Any:
 
 
 def said(log: str, stream: str) -> str:
-    """What a program wrote to a stream, its parts joined as readers of the log join them."""
+    """Return the output of a stream, with partial log lines joined."""
     text = ""
     for line in log.splitlines():
         _, where, kind, content = line.split(" ", 3)
@@ -161,7 +161,7 @@ def said(log: str, stream: str) -> str:
 async def run(
     client: CriClient, image: str, folder: Path, *command: str, name: str = "app", **more: Any
 ) -> tuple[Any, str]:
-    """One container in a pod of its own, to its end; its status and its log."""
+    """Run a container in its own pod until it exits; return its status and its log."""
     sandbox = await run_sandbox(client, name, log_directory=str(folder / "logs"))
     config = {"log_path": f"{name}.log", **more}
     container = await create_with(client, sandbox, image, command, name, config)

@@ -1,7 +1,7 @@
-"""A machine of the test's own with `winpod runtime` on it: killed, started again, and looked at.
+"""`winpod runtime` on a test machine: killed, restarted and inspected.
 
-Its network is a namespace that plays the machine's; all else of the runtime is below one directory,
-by whose name whatever it leaves on the real machine is known.
+Its network is a namespace that stands for the machine's; all other state is below one directory,
+whose name identifies leftovers on the real machine.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ _MEMORY = Path("/dev/shm")
 
 
 class DidNotStart(AssertionError):
-    """A runtime that ended at its start; the message is its log."""
+    """A runtime exited at its start; the message is its log."""
 
 
 class RuntimeProcess:
-    """`root` is winpod's; `image` is what was pulled from an OCI layout beside it.
+    """Runtime with its `root`; `image` was pulled from an OCI layout next to it.
 
-    Its pods are of `handler`, in microVMs where that is one of hypervisor isolation.
+    Its pods have `handler`, and are microVMs if that is one of hypervisor isolation.
     """
 
     def __init__(self, folder: Path, base: Base, warm: int = 0, handler: str = "") -> None:
@@ -74,7 +74,7 @@ class RuntimeProcess:
             f"ip link set lo up && exec {sys.executable} -m tests.support.e2e.runtime_crash_points"
         )
         command = ["unshare", "--net", "sh", "-c", script]
-        self._forks = subprocess.Popen(
+        self._launcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
@@ -83,7 +83,7 @@ class RuntimeProcess:
     async def running(
         cls, folder: Path, base: Base, warm: int = 0, handler: str = ""
     ) -> AsyncIterator[Self]:
-        """Up, with its image pulled; at the end it is stopped, and must have left nothing."""
+        """Start a runtime and pull its image; at the end, stop it and assert no leftovers."""
         machine = cls(folder, base, warm, handler)
         try:
             machine.pack()
@@ -107,7 +107,7 @@ class RuntimeProcess:
         app(arguments, standalone_mode=False)
 
     def spawn(self, die_at: int = 0, **environment: str) -> None:
-        """Begin one; it may not come up."""
+        """Fork a runtime, which may fail to start."""
         wanted = {
             "WINPOD_CONFIG": str(self.config),
             "WINPOD_ROOT": str(self.root),
@@ -120,11 +120,11 @@ class RuntimeProcess:
         }
         arguments = ["runtime", "--socket", str(self.socket)]
         line = json.dumps({"arguments": arguments, "environment": wanted})
-        assert self._forks.stdin
-        assert self._forks.stdout
-        self._forks.stdin.write(line + "\n")
-        self._forks.stdin.flush()
-        self.pid = int(self._forks.stdout.readline())
+        assert self._launcher.stdin
+        assert self._launcher.stdout
+        self._launcher.stdin.write(line + "\n")
+        self._launcher.stdin.flush()
+        self.pid = int(self._launcher.stdout.readline())
 
     async def start(self, die_at: int = 0, **environment: str) -> CriClient:
         self.spawn(die_at, **environment)
@@ -139,11 +139,11 @@ class RuntimeProcess:
         raise DidNotStart(self.log.read_text()[-3000:])
 
     def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as asking:
-            return asking.connect_ex(str(self.socket)) == 0
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(str(self.socket)) == 0
 
     async def _answers(self) -> bool:
-        """Once it has found everything again."""
+        """Return whether it responds, which is after its recovery."""
         while self.lives():
             try:
                 await self.client.call("Version", api.VersionRequest())
@@ -157,29 +157,29 @@ class RuntimeProcess:
         return bool(self.pid) and Path(f"/proc/{self.pid}").exists() and not _is_zombie(self.pid)
 
     def die_at(self, number: int) -> None:
-        """At that effect from now on."""
-        self._tell(str(number))
+        """Kill it at this effect from now on."""
+        self._send(str(number))
 
     def effects(self) -> int:
-        """How many there were since."""
-        return int(self._tell("0"))
+        """Return the number of effects since then."""
+        return int(self._send("0"))
 
-    def _tell(self, text: str) -> str:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(PATIENCE)
-            asking.connect(str(self.folder / "die.sock"))
-            asking.send(text.encode())
-            return asking.recv(100).decode()
+    def _send(self, text: str) -> str:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(str(self.folder / "die.sock"))
+            connection.send(text.encode())
+            return connection.recv(100).decode()
 
     async def ended(self) -> None:
-        """Until the process has, which was killed or told to."""
-        assert self._forks.stdout
-        line = await asyncio.to_thread(self._forks.stdout.readline)
+        """Wait until the process has exited."""
+        assert self._launcher.stdout
+        line = await asyncio.to_thread(self._launcher.stdout.readline)
         assert line == "ended\n"
         self.pid = 0
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        if self.pid:  # it may have ended by itself
+        if self.pid:  # it may have exited already
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, how)
             await self.ended()
@@ -189,17 +189,17 @@ class RuntimeProcess:
         return await self.start()
 
     async def close(self) -> None:
-        """The end of the test's machine, whatever is on it."""
+        """Remove the test machine and everything on it."""
         await self.end()
         self.power_off()
         await self.client.close()
-        assert self._forks.stdin
-        self._forks.stdin.close()
-        self._forks.wait(PATIENCE)
-        assert self._forks.stdout
-        self._forks.stdout.close()
+        assert self._launcher.stdin
+        self._launcher.stdin.close()
+        self._launcher.wait(PATIENCE)
+        assert self._launcher.stdout
+        self._launcher.stdout.close()
 
-    # What a client asks for
+    # CRI calls
 
     async def pull(self) -> None:
         spec = api.ImageSpec(image=f"oci:{self.folder}/images:app", runtime_handler=self.handler)
@@ -232,7 +232,7 @@ class RuntimeProcess:
         return str((await self.call(request)).container_id)
 
     async def begin(self, sandbox: str, *words: str, name: str = "app", **more: Any) -> str:
-        """A container of the test's program, started."""
+        """Create and start a container of the test program."""
         container = await self.create(sandbox, *words, name=name, **more)
         await self.call(api.StartContainerRequest(container_id=container))
         return container
@@ -290,43 +290,43 @@ class RuntimeProcess:
             await self.remove(container.id)
 
     async def until_warm(self, count: int) -> None:
-        """Until so many shells wait."""
+        """Wait until the warm pool has this many silos."""
         deadline = time.monotonic() + PATIENCE
-        while await self._waiting() < count:
-            assert time.monotonic() < deadline, "no shell was booted"
+        while await self._warm_count() < count:
+            assert time.monotonic() < deadline, "the warm pool was not filled"
             await asyncio.sleep(0.02)
 
-    async def _waiting(self) -> int:
+    async def _warm_count(self) -> int:
         status = await self.call(api.StatusRequest(verbose=True))
         return int(json.loads(status.info["compute"])["warm_shells"]["waiting"])
 
-    # What is there on the machine
+    # State of the machine
 
     def folder_of(self, container: str) -> Path:
         return self.own / "containers" / container
 
     def leftovers(self, *kinds: str, besides: Sequence[str] = ()) -> dict[str, list[str]]:
-        """All that pods can leave behind, the shells that wait aside; empty when nothing is left.
+        """Return everything that pods left behind, except warm silos; empty if nothing is left.
 
-        `besides` are patterns of what stays. The kernel and the runtime take some of it
-        apart in their own time.
+        `besides` are patterns to ignore. Waits, because the kernel and the runtime remove some of
+        it asynchronously.
         """
         deadline = time.monotonic() + LEFT_WITHIN
-        while found := self._found():
+        while found := self._find_leftovers():
             found = {kind: names for kind, names in found.items() if not kinds or kind in kinds}
-            found = _without(found, besides)
+            found = _exclude(found, besides)
             if not found or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         return found
 
     def until_cleared(self) -> None:
-        """Until it has given back what was removed, or is no more."""
+        """Wait until the deferred deletes are done, or the runtime has exited."""
         while self.lives() and _names(self.own, "leavings/*"):
             time.sleep(0.01)
 
-    def _found(self) -> dict[str, list[str]]:
-        waiting = set(self._waiting_shells())
+    def _find_leftovers(self) -> dict[str, list[str]]:
+        waiting = set(self._warm_silo_ids())
         found = {
             "containers": _names(self.own, "containers/*"),
             "sandboxes": _names(self.own, "sandboxes/*"),
@@ -337,29 +337,29 @@ class RuntimeProcess:
             "cache": _names(self.own, "cni/cache/results/*"),
             "links": self.links(),
             "rules": self.rules(),
-            "mounts": [place for place in self.mounts() if not _waits(place)],
-            "disks": [file for file in self.disks() if not _waits(file)],
-            "processes": [text for text in self.processes() if not _waits(text)],
+            "mounts": [place for place in self.mounts() if not _is_warm_silo(place)],
+            "disks": [file for file in self.disks() if not _is_warm_silo(file)],
+            "processes": [text for text in self.processes() if not _is_warm_silo(text)],
             "groups": [group.name for group in self._groups() if group.name not in waiting],
             "memory": [name for name in _names(_MEMORY, "winpod-*") if name in self._memories()],
         }
         return {kind: names for kind, names in found.items() if names}
 
-    def _waiting_shells(self) -> Iterator[str]:
+    def _warm_silo_ids(self) -> Iterator[str]:
         for shell in (*self.own.glob("warm/*/id"), *self.own.glob("sandboxes/*/shell/id")):
             with contextlib.suppress(FileNotFoundError):
                 yield shell.read_text()
 
-    def _outside(self, *command: str) -> str:
-        inside = ["nsenter", f"--net=/proc/{self._forks.pid}/ns/net", *command]
+    def _run_in_netns(self, *command: str) -> str:
+        inside = ["nsenter", f"--net=/proc/{self._launcher.pid}/ns/net", *command]
         return subprocess.run(inside, check=True, capture_output=True, text=True).stdout
 
     def links(self) -> list[str]:
-        links = json.loads(self._outside("ip", "-json", "link", "show"))
+        links = json.loads(self._run_in_netns("ip", "-json", "link", "show"))
         return [link["ifname"] for link in links if link["ifname"].startswith("veth")]
 
     def rules(self) -> list[str]:
-        rules = self._outside("iptables-save").splitlines()
+        rules = self._run_in_netns("iptables-save").splitlines()
         of_one = [r for r in rules if "id: " in r or r.startswith(":CNI-")]
         return [rule for rule in of_one if "HOSTPORT" not in rule]
 
@@ -376,7 +376,7 @@ class RuntimeProcess:
         return [file for file in files if file.startswith(str(self.root))]
 
     def processes(self) -> list[str]:
-        """Of containers, and those that have the root on the command line."""
+        """Return processes of containers, and those with the root in their command line."""
         return [f"{pid} {line[:200]} {place}" for pid, line, place in self._processes()]
 
     def _processes(self) -> Iterator[tuple[int, str, str]]:
@@ -385,7 +385,7 @@ class RuntimeProcess:
                 line = os.fsdecode((folder / "cmdline").read_bytes()).replace("\0", " ")
                 prefix = _prefix(folder)
                 own = f"{self.own}/"
-                is_own = own in line or prefix.startswith(own) or _stands_in(folder, own)
+                is_own = own in line or prefix.startswith(own) or _is_rooted_in(folder, own)
                 if is_own and int(folder.name) != self.pid:
                     yield int(folder.name), line, prefix
 
@@ -395,14 +395,14 @@ class RuntimeProcess:
         return [group for group in found if group.name in names]
 
     def _memories(self) -> set[str]:
-        """How those of its microVMs are called."""
+        """Return the names of its microVMs' memory files."""
         names = self._ids.read_text().split()
         return {f"winpod-{name[3:]}" for name in names if name.startswith("vm-")}
 
     def power_off(self) -> None:
-        """What a machine loses with its power: processes, mounts, control groups."""
+        """Remove what a machine loses with its power: processes, mounts, cgroups."""
         while found := list(self._processes()):
-            for at_once in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another's end
+            for at_once in (signal.SIGSTOP, signal.SIGKILL):  # none may react
                 for pid, _, _ in found:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, at_once)
@@ -420,7 +420,7 @@ class RuntimeProcess:
         shutil.rmtree(self.own / "oci", ignore_errors=True)
 
 
-def _without(found: dict[str, list[str]], stay: Sequence[str]) -> dict[str, list[str]]:
+def _exclude(found: dict[str, list[str]], stay: Sequence[str]) -> dict[str, list[str]]:
     others = {
         kind: [name for name in names if not any(re.search(one, name) for one in stay)]
         for kind, names in found.items()
@@ -428,19 +428,19 @@ def _without(found: dict[str, list[str]], stay: Sequence[str]) -> dict[str, list
     return {kind: names for kind, names in others.items() if names}
 
 
-def _waits(text: str) -> bool:
-    """Whether it is about a shell that waits for its pod, or for its pod's first container."""
+def _is_warm_silo(text: str) -> bool:
+    """Return whether the text names a silo that waits for its pod or its first container."""
     return "/warm/" in text or re.search("/sandboxes/[^/]+/shell", text) is not None
 
 
-def _stands_in(process: Path, folder: str) -> bool:
-    """As QEMU does, the servers of its files, and the ways to its shells."""
+def _is_rooted_in(process: Path, folder: str) -> bool:
+    """Return whether a process has its cwd or root there, like QEMU and virtiofsd."""
     places = (str((process / link).readlink()) for link in ("cwd", "root"))
     return any(place.startswith(folder) for place in places)
 
 
 def _prefix(process: Path) -> str:
-    """Where the Wine prefix of a container's process is on this machine."""
+    """Return the path of the Wine prefix of a container's process on this machine."""
     if (process / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink():
         return ""
     rows = (line.split() for line in (process / "mountinfo").read_text().splitlines())

@@ -1,6 +1,6 @@
-"""An API server for who dies at a write of its own, as if killed there.
+"""API client that crashes its owner at a given write, as if killed there.
 
-Each write is made, and after the last one nothing of that process reaches anybody.
+Each write up to the limit is made; after the last one no request of that process is sent.
 """
 
 import asyncio

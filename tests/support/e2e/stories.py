@@ -1,4 +1,4 @@
-"""The stories of the documents, as examples/ has them: their images, and one of them played."""
+"""Examples of the documentation from examples/: their images, and a run of one."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ _IMAGES = (
 
 
 def pack_images(winpod: Winpod, line: str) -> Path:
-    """The layout that has them; each runs a line and stays."""
+    """Pack the images into a layout, and return it; each prints a line and keeps running."""
     content, layout = winpod.home / "app", winpod.home / "stories"
     content.mkdir()
     (content / "hello.cmd").write_text(f"@{line}\r\n@ping -n 900 127.0.0.1 >nul\r\n")
@@ -29,7 +29,7 @@ def pack_images(winpod: Winpod, line: str) -> Path:
 
 
 def play(winpod: Winpod, story: int, layout: Path) -> tuple[CompletedProcess[str], dict[str, Any]]:
-    """What was said, and what there is of it by then."""
+    """Play an example; return its output and the resulting objects."""
     folder = _EXAMPLES / f"story-{story}"
     files = [str(folder / name) for name in ("nodes.yaml", "classes.yaml", "pods.yaml")]
     ran = winpod("play", *files, "--layout", str(layout))

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 
 class Terminal:
-    """The person's side of one."""
+    """The user's side of a terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,4 +1,4 @@
-"""Upgrades in the process of a test, which die at a write of their own."""
+"""Upgrade controllers in the process of a test, which crash at a given write."""
 
 import asyncio
 import math
@@ -13,16 +13,16 @@ from winpod.operator.upgrade.resource import UPGRADES, WindowsUpgrade
 from winpod.operator.upgrade.snapshot import SnapshotReader
 
 GONE = "gone"
-_PATIENCE = 300
+_TIMEOUT = 300
 
 
 async def upgrade_until(
     access: RestConfig, name: str, phase: str, writes: float = math.inf
 ) -> bool:
-    """Whether it got there, and was let go where it is over; False where it died before."""
+    """Run until an upgrade reaches the phase; return False if the run crashed before."""
     api = DyingServer(access, writes)
 
-    async def has_come() -> None:
+    async def wait_for_phase() -> None:
         while True:
             upgrade = await api.get(WindowsUpgrade, f"{UPGRADES}/{name}")
             if upgrade is None and phase == GONE:
@@ -34,19 +34,19 @@ async def upgrade_until(
 
     async def no_image(text: str, secrets: object) -> ImageLookupResult:
         del text, secrets
-        return ImageLookupResult(None, "nobody is asked")
+        return ImageLookupResult(None, "no registry is queried")
 
     upgrades = UpgradeController(
         api, SnapshotReader(api, OperatorSettings, no_image), lambda _: None
     )
-    coming = asyncio.create_task(has_come())
-    ends = (asyncio.create_task(upgrades.run()), coming, asyncio.create_task(api.died.wait()))
+    reached = asyncio.create_task(wait_for_phase())
+    tasks = (asyncio.create_task(upgrades.run()), reached, asyncio.create_task(api.died.wait()))
     try:
-        async with asyncio.timeout(_PATIENCE):
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        return coming.done()
+        async with asyncio.timeout(_TIMEOUT):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return reached.done()
     finally:
-        for task in ends:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await api.close()

@@ -1,4 +1,4 @@
-"""Waiting for what comes in its own time; who waits in vain says what was seen last."""
+"""Polling for conditions; a timeout reports the last observed value."""
 
 import time
 from collections.abc import Callable
@@ -9,14 +9,14 @@ _T = TypeVar("_T")
 
 
 def eventually(
-    look: Callable[[], _T], is_so: Callable[[_T], object] = bool, *, within: float = 300
+    look: Callable[[], _T], condition: Callable[[_T], object] = bool, *, within: float = 300
 ) -> _T:
-    """What was seen when it was so; a look that takes long is not taken often."""
+    """Poll until the condition holds and return the observed value; slow polls are spaced out."""
     deadline = time.monotonic() + within
     while True:
         began = time.monotonic()
         seen = look()
-        if is_so(seen):
+        if condition(seen):
             return seen
-        assert began < deadline, f"not so within {within} s: {seen}"
+        assert began < deadline, f"condition did not hold within {within} s: {seen}"
         time.sleep(max(_PAUSE, time.monotonic() - began))

@@ -1,7 +1,7 @@
-"""A whole cluster for tests: control plane, kube-proxy, CoreDNS, and `winpod node` with Wine.
+"""Complete cluster for tests: control plane, kube-proxy, CoreDNS, and `winpod node` with Wine.
 
 Its machines are network namespaces: one for the control plane and CoreDNS, one for each Windows
-node with a kube-proxy beside it, and one that stands in for a node of Linux.
+node with a kube-proxy, and one that stands for a Linux node.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ GOES_ANYWHERE = [TAINT | {"operator": "Equal"}]
 
 @dataclass
 class WindowsCluster:
-    """What the tests use of it; `image` is for both builds, `images` for one each."""
+    """Cluster under test; `image` is for both builds, `images` has one image for each."""
 
     plane: ControlPlane
     machines: dict[str, Machine]
@@ -55,7 +55,7 @@ class WindowsCluster:
         return self.plane.kubectl(*arguments)
 
     def get(self, namespace: str, kind: str, name: str) -> dict[str, Any]:
-        """An object, empty where there is none."""
+        """Return an object, empty if it does not exist."""
         try:
             text = self.kubectl("get", kind, name, "-n", namespace, "-o", "json")
         except KubectlFailed:
@@ -65,7 +65,7 @@ class WindowsCluster:
     def until(self, what: str, holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not holds():
-            assert time.monotonic() < deadline, f"{what}: not so within {PATIENCE} s"
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
             time.sleep(0.5)
 
     def until_ready(self, namespace: str, *names: str) -> None:
@@ -86,7 +86,7 @@ class WindowsCluster:
 
 
 def windows_spec(image: str, *command: str, node: str = "", **more: Any) -> dict[str, Any]:
-    """The spec of a pod that goes to a Windows node, or to this one."""
+    """Return the spec of a pod for any Windows node, or for this one."""
     container = {"name": "app", "image": image, "command": list(command or (PEER, "serve", "8080"))}
     container |= more.pop("container", {})
     selector = {"kubernetes.io/os": "windows"}
@@ -121,18 +121,18 @@ def windows_cluster(directory: Path, base: Base, say: Say) -> Iterator[WindowsCl
             for name, build in BUILDS.items()
         }
         cluster = WindowsCluster(plane, made, nodes, image, images, pod)
-        stack.callback(_take_apart, cluster, directory)
+        stack.callback(_tear_down, cluster, directory)
         for process in nodes.values():
             process.start()
         for name in BUILDS:
             cluster.until(f"{name} is ready", partial(is_ready, plane, name))
             stack.callback(_start_proxy(plane, made[name], directory).stop)
-        _lead(cluster)
+        _add_routes(cluster)
         yield cluster
 
 
 def pack(layouts: Path, name: str, *builds: str) -> str:
-    """An image of the tests' program in a directory; several builds are one name."""
+    """Pack an image of the test program into a directory; several builds share one name."""
     content = layouts / f"{name}-content"
     content.mkdir(parents=True)
     shutil.copy(windows_programs.go_program(name="peer"), content / "peer.exe")
@@ -147,7 +147,7 @@ def pack(layouts: Path, name: str, *builds: str) -> str:
 def windows_node(
     plane: ControlPlane, machine: Machine, directory: Path, base: Base, build: str, *options: str
 ) -> NodeProcess:
-    """Its kubeconfig and certificates are given; its runtime is its own."""
+    """Start a node with given kubeconfig and certificates, and its own runtime."""
     root = directory / "root"
     root.mkdir(parents=True, exist_ok=True)
     link_base(root, base)
@@ -182,7 +182,7 @@ def _start_proxy(plane: ControlPlane, machine: Machine, directory: Path) -> Serv
 
 
 def _start_dns(plane: ControlPlane, machine: Machine, directory: Path, say: Say) -> ServerProcess:
-    """CoreDNS at the address that pods are told, by a Service that leads to its process."""
+    """Run CoreDNS at the cluster DNS address, through a Service that points to its process."""
     kubeconfig = plane.kubeconfig_for("coredns", "system:masters")
     corefile = directory / "Corefile"
     zone = f"kubernetes cluster.local {{\n kubeconfig {kubeconfig}\n }}"
@@ -199,7 +199,7 @@ def _start_dns(plane: ControlPlane, machine: Machine, directory: Path, say: Say)
 def service_without_pods(
     namespace: str, name: str, address: str, ports: list[dict[str, Any]], cluster_ip: str = ""
 ) -> list[dict[str, Any]]:
-    """A Service and the one endpoint that it leads to, which is no pod of the API."""
+    """Return a Service with one endpoint that is not a pod of the cluster."""
     metadata = {"name": name, "namespace": namespace}
     labels = {"labels": {"kubernetes.io/service-name": name}}
     spec = {"ports": ports, **({"clusterIP": cluster_ip} if cluster_ip else {})}
@@ -216,8 +216,8 @@ def service_without_pods(
     ]
 
 
-def _lead(cluster: WindowsCluster) -> None:
-    """Every machine learns where the pods of the others are, as a cluster's network does it."""
+def _add_routes(cluster: WindowsCluster) -> None:
+    """Add routes between the pod subnets of all machines, like a cluster network."""
     subnets = {name: node(cluster.plane, name)["spec"]["podCIDR"] for name in BUILDS}
     subnets["linux-node"] = LINUX_PODS
     for machine in cluster.machines.values():
@@ -226,8 +226,8 @@ def _lead(cluster: WindowsCluster) -> None:
                 machine.reach(subnet, cluster.machines[name])
 
 
-def _take_apart(cluster: WindowsCluster, directory: Path) -> None:
-    """Pods first, by the cluster and by the runtimes; then the nodes."""
+def _tear_down(cluster: WindowsCluster, directory: Path) -> None:
+    """Remove pods through the cluster and the runtimes first, then the nodes."""
     away = ("--all", "--all-namespaces", "--force", "--grace-period=0", "--wait=false")
     for kind in ("deployments,replicasets,statefulsets,daemonsets,jobs", "pods"):
         cluster.kubectl("delete", kind, *away)
@@ -237,7 +237,7 @@ def _take_apart(cluster: WindowsCluster, directory: Path) -> None:
 
 
 def remove_sandboxes(socket: Path) -> None:
-    """Also those that are made meanwhile, of pods that nobody wants any longer."""
+    """Remove sandboxes, including those created meanwhile for pods that were deleted."""
     asyncio.run(_remove_sandboxes(socket))
 
 

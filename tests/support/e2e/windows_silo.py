@@ -1,4 +1,4 @@
-"""A shell as the tests need one: winit and wagent.exe in a base, in runc, with limits."""
+"""Silo for tests: winit and wagent.exe in a base, in runc, with limits."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ class Shell:
         return Path(f"/proc/{self.pids()[0]}/mountinfo").read_text()
 
     def pids(self) -> list[int]:
-        """The host's numbers of the processes in the container."""
+        """Return the ids of the container's processes on the host."""
         found: list[int] = json.loads(self.runc("ps", "-f", "json", self.name).stdout)
         return found
 
