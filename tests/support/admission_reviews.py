@@ -1,4 +1,4 @@
-"""Nodes, classes and pods for admission reviews."""
+"""Nodes, RuntimeClasses and pods for admission reviews."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ def labels(build: str) -> tuple[tuple[str, str], ...]:
 
 
 def windows_node(name: str, build: str, *more: str, **fields: Any) -> Node:
-    """`more` are handlers beyond process isolation."""
+    """Return a Windows node; `more` are handlers in addition to process isolation."""
     node = Node(
         name,
         labels(build),
@@ -62,7 +62,7 @@ CLASSES = (C2019, C2022, GUEST_2019)
 
 
 def image(*platforms: str) -> ImageLookupResult:
-    """`2019`, `linux`, or `windows/arm64 2022`: one manifest each."""
+    """Return an image with one manifest per platform: `2019`, `linux` or `windows/arm64 2022`."""
     manifests = []
     for text in platforms:
         system, _, build = text.rpartition(" ")
@@ -87,7 +87,7 @@ def pod(*images: str, metadata: Mapping[str, Any] | None = None, **spec: Any) ->
 
 @dataclass(frozen=True)
 class PatchedDecision(ReviewDecision):
-    """A decision with the patches."""
+    """Decision with its patches."""
 
     patches: tuple[Mapping[str, Any], ...] = ()
 

@@ -1,4 +1,4 @@
-"""Client certificates of API servers and strangers."""
+"""Client certificates of API servers and of unknown authorities."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ API_SERVERS, STRANGERS = (renew_certificates(None, ("x",), utc_now()) for _ in r
 
 
 def client_certificate(authority: Certificates) -> bytes:
-    """Issue a client certificate with its key, as an API server has."""
+    """Issue a client certificate with its key, like that of an API server."""
     by = serialization.load_pem_private_key(authority.authority_key, None)
     assert isinstance(by, ec.EllipticCurvePrivateKey)
     key = PrivateKey.new()

@@ -1,4 +1,4 @@
-"""The real conmon with wproxy for its runtime, as tests start it."""
+"""conmon with wproxy as its runtime, as tests start it."""
 
 import json
 import os
@@ -18,21 +18,21 @@ from winpod.compute.native import WPROXY, native_program
 PATIENCE = 120.0
 
 
-def until(what: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
+    while not condition():
+        assert time.monotonic() < end, "timed out waiting for a condition"
         time.sleep(0.02)
 
 
 def create(folder: Path, program: Program, **streams: int) -> subprocess.Popen[bytes]:
-    """wproxy as conmon calls it, its streams the caller's."""
+    """Run `wproxy create` like conmon, with the caller's streams."""
     (folder / "start").write_bytes(program.encode())
     return call(folder, **streams)
 
 
 def call(folder: Path, **streams: int) -> subprocess.Popen[bytes]:
-    """For the start that is in the bundle."""
+    """Run `wproxy create` for the start request in the bundle."""
     command = [str(native_program(WPROXY)), "create", "--bundle", str(folder)]
     command += ["--no-pivot", "--pid-file", str(folder / "pid"), "an-id"]
     pipe = subprocess.PIPE
@@ -41,7 +41,7 @@ def call(folder: Path, **streams: int) -> subprocess.Popen[bytes]:
 
 
 def read_log(path: Path) -> list[tuple[str, str, str]]:
-    """Stream, tag and content of every line of a log, whose form and times are checked."""
+    """Return stream, tag and content of every log line; assert its format and timestamps."""
     text = path.read_bytes().decode()
     assert text.endswith("\n") or not text
     parts = [line.split(" ", 3) for line in text.split("\n")[:-1]]
@@ -52,7 +52,7 @@ def read_log(path: Path) -> list[tuple[str, str, str]]:
 
 
 class Conmon:
-    """The real conmon with wproxy for its runtime."""
+    """conmon with wproxy as its runtime."""
 
     def __init__(self, folder: Path, name: str = "one") -> None:
         self.folder = folder

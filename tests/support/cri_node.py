@@ -1,4 +1,4 @@
-"""A CRI server with simulated containers, and calls of its clients."""
+"""CRI server with simulated containers, and calls of its clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,7 +26,7 @@ from winpod.windows.handlers import BUILTIN_HANDLERS, Handlers
 
 
 class LoopbackNetworks(SimulatedSandboxNetwork):
-    """Simulated network that can fail; ports are those of this machine."""
+    """Simulated network that can fail; pod ports are those of this machine."""
 
     def __init__(self) -> None:
         super().__init__(DEFAULT_SUBNETS)
@@ -60,7 +60,7 @@ class LoopbackNetworks(SimulatedSandboxNetwork):
 
 
 class Node:
-    """A runtime that can be abandoned as by a kill, and started again."""
+    """Runtime that can be abandoned like by a kill, and started again."""
 
     def __init__(
         self,

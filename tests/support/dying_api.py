@@ -10,7 +10,7 @@ from tests.support.memory_api import MemoryApi
 
 
 class DyingApi(MemoryApi):
-    """API of one operator process on a store that outlives it; fails after the last write."""
+    """API client of one operator process with a shared store; fails after its last write."""
 
     def __init__(self, store: MemoryApi, writes: int) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""A stand-in for wagent.exe that needs no Windows: the same frames, programs that are pretended.
+"""Stand-in for wagent.exe without Windows: the same frames, with simulated programs.
 
-A command line is one of: `say TEXT`, `cry TEXT` (to the errors), `exit CODE`, `copy` (input to
-output, taken piece by piece), `both` (as copy, but pieces that begin with ! are errors), `deaf`
-(takes no input), `flood BYTES` (as credit allows), `wait` (for a signal, then exits with its kind),
-`show` (the decoded start), `fail CODE`, `nonsense` (breaks the protocol), `garble SEED` (frames of
-all kinds, at random), `huge` (announces a frame that is too large), `half` (ends the agent in the
-middle of a frame), `die` (ends the agent).
+A command line is one of: `say TEXT`, `cry TEXT` (to stderr), `exit CODE`, `copy` (stdin to stdout,
+chunk by chunk), `both` (like copy, but chunks that start with ! go to stderr), `deaf` (reads no
+input), `flood BYTES` (as credit allows), `wait` (for a signal, then exits with its kind), `show`
+(the decoded start request), `fail CODE`, `nonsense` (violates the protocol), `garble SEED` (random
+frames of all kinds), `huge` (announces a frame that is too large), `half` (the agent exits in the
+middle of a frame), `die` (the agent exits).
 
-A named pipe is one of: `echo` (opened once, sends back what it gets), `refused`, `garble SEED`.
+A named pipe is one of: `echo` (can be opened once, echoes its input), `refused`, `garble SEED`.
 """
 
 import os
@@ -20,12 +20,12 @@ CREDIT, CLOSE = 32, 33
 STARTED, OUTPUT, ERRORS, EXIT, FAILED, WINDOW, PROCESS_LIST, DONE, CONNECTED = range(65, 74)
 OUTPUT_WINDOW, CHUNK, HEADER = 128 << 10, 32 << 10, 5
 
-programs: dict[int, "Pretended"] = {}
+programs: dict[int, "SimulatedProgram"] = {}
 opened: set[str] = set()
-told: list[int] = []
+registry_changes: list[int] = []
 
 
-class Pretended:
+class SimulatedProgram:
     def __init__(self, session: int, line: str, start: bytes) -> None:
         self.session, self.start = session, start
         self.name, _, self.rest = line.partition(" ")
@@ -45,7 +45,7 @@ class Pretended:
                 self.send(OUTPUT, self.start)
                 self.exit(0)
             case "registry":
-                self.exit(told.count(self.session))
+                self.exit(registry_changes.count(self.session))
             case "exit":
                 self.exit(int(self.rest))
             case "flood":
@@ -140,15 +140,17 @@ def main() -> None:
         if kind == START:
             units = struct.unpack_from("<I", payload, 5)[0]
             line = payload[9 : 9 + 2 * units - 2].decode("utf-16-le")
-            programs[session] = Pretended(session, line, payload)
+            programs[session] = SimulatedProgram(session, line, payload)
             programs[session].begin()
         elif kind == PIPE:
-            programs[session] = Pretended(session, payload[4:-2].decode("utf-16-le"), payload)
+            programs[session] = SimulatedProgram(
+                session, payload[4:-2].decode("utf-16-le"), payload
+            )
             programs[session].open()
         elif kind == REGISTRY and payload.startswith(b"\2"):
             send(session, FAILED, struct.pack("<I", 5) + b"Access is denied.")
         elif kind in (PING, REGISTRY):
-            told.extend([session] * (kind == REGISTRY))
+            registry_changes.extend([session] * (kind == REGISTRY))
             send(session, DONE)
         elif kind == PROCESSES:
             records = b""

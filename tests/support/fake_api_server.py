@@ -1,4 +1,4 @@
-"""A stand-in for an API server: lists what it was given, and tells of changes on its watches."""
+"""Stand-in for an API server: lists given objects, and sends given watch events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from winpod.k8s.kubeconfig import RestConfig
 
 
 class StandInApi:
-    """`objects` are by the path of their list. A path in `silent` is not answered until it is set.
+    """API with `objects` by the path of their list; other paths are not found.
 
-    What is asked of other paths is missing.
+    Requests for a path in `silent` are not answered until its event is set.
     """
 
     def __init__(self, objects: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -33,8 +33,8 @@ class StandInApi:
                 queue.put_nowait(json.dumps({"type": kind, "object": obj}).encode() + b"\n")
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        if is_back := self.silent.get(request.path):
-            await is_back.wait()
+        if resumed := self.silent.get(request.path):
+            await resumed.wait()
         if request.path not in self.objects:
             return web.json_response({"kind": "Status", "message": "there is none"}, status=404)
         if "watch" in request.query:

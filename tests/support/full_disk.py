@@ -1,4 +1,4 @@
-"""A file system that is full."""
+"""File system without free space."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A simulated backend with hypervisor isolation."""
+"""Simulated backend with hypervisor isolation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Registry hives for tests, made by hivex, and marks that no tool outside Windows writes."""
+"""Registry hives for tests, created by hivex, with markers that only Windows writes."""
 
 import struct
 import subprocess
@@ -16,7 +16,7 @@ Keys = Mapping[str, Mapping[str, RegistryValue]]
 
 
 def make_hive(path: Path, keys: Keys, *, version: int = 5) -> Path:
-    """A hive with the keys, by their paths from its root."""
+    """Create a hive with the keys, by their paths from its root."""
     path.write_bytes(empty_hive(version))
     script = path.with_name(path.name + ".reg")
     script.write_text(_regedit(keys), encoding="utf-8")
@@ -33,9 +33,9 @@ def make_hive(path: Path, keys: Keys, *, version: int = 5) -> Path:
 
 
 def empty_hive(version: int = 5) -> bytes:
-    """The least that hivex takes: a root key and its security descriptor in one bin.
+    """Return the smallest hive that hivex accepts: a root key and its security descriptor.
 
-    Written by hand, since hivex edits hives and makes none.
+    Written by hand, because hivex can only edit hives.
     """
     security_at = 0x20 + 88
     root = _cell(
@@ -56,20 +56,20 @@ def with_checksum(hive: bytes) -> bytes:
 
 
 def with_key_mark(hive: bytes, name: str, mark: int) -> bytes:
-    """As Windows marks a key of a delta: in the byte after the access bits."""
+    """Mark a key of a delta hive like Windows: in the byte after the access bits."""
     at = key_at(hive, name) + 13
     return hive[:at] + bytes([mark]) + hive[at + 1 :]
 
 
 def with_deleted_value(hive: bytes, name: str) -> bytes:
-    """As Windows marks a value of a delta: a flag, no type, no data."""
+    """Mark a value of a delta hive as deleted like Windows: a flag, no type, no data."""
     at = value_at(hive, name)
     header = struct.pack("<IIIH", 0, NOWHERE, 0, 3)
     return hive[: at + 4] + header + hive[at + 18 :]
 
 
 def with_big_data(hive: bytes, name: str, content: bytes) -> bytes:
-    """A value in segments, as Windows stores more than 16344 bytes, and hivex does not."""
+    """Store a value in segments, like Windows for more than 16344 bytes; hivex does not."""
     segments = [content[at : at + SEGMENT] for at in range(0, len(content), SEGMENT)]
     start = len(hive) - 4096
     cells = b""

@@ -1,4 +1,4 @@
-"""The operator's image lookup, with its metrics."""
+"""Image lookup of the operator, with its metrics."""
 
 import time
 from collections.abc import AsyncIterator, Callable

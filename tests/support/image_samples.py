@@ -31,7 +31,7 @@ def stored(media_type: str, content: object, **more: Any) -> tuple[Descriptor, b
 def manifest(
     platform: Platform, layer: bytes = b"layer"
 ) -> tuple[tuple[Descriptor, bytes], list[tuple[Descriptor, bytes]]]:
-    """One manifest with the platform in its descriptor, and its blobs."""
+    """Return one manifest with the platform in its descriptor, and its blobs."""
     config = stored(OCI_CONFIG, {**platform_as_json(platform), "rootfs": {"type": "layers"}})
     content = stored(OCI_LAYER, layer)
     document = {

@@ -1,4 +1,4 @@
-"""An operator context over an in-memory API server."""
+"""Operator context with an in-memory API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = instances_path(NAMESPACE)
 
 @dataclass
 class FixedDesiredState:
-    """A stand-in for the state derived from settings and payload."""
+    """Stand-in for the state derived from settings and payload."""
 
     state: DesiredState
 
@@ -39,7 +39,7 @@ class FixedDesiredState:
 
 @dataclass
 class OperatorHarness:
-    """An operator context; `events` are the recorded events, `settings` may be replaced."""
+    """Operator context; `events` are the recorded events, `settings` can be replaced."""
 
     settings: InstanceSettings = field(default_factory=InstanceSettings)
     api: MemoryApi = field(default_factory=MemoryApi)

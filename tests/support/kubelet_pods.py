@@ -1,4 +1,4 @@
-"""Pods of a kubelet under test, and what it reports about them."""
+"""Pods of a kubelet under test, and the statuses it reports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ NOTHING: Any = v1.ContainerStatus(
 
 
 def changed(pod: v1.Pod, *, metadata: dict[str, Any] | None = None, **spec: Any) -> v1.Pod:
-    """Return the pod with other fields, as a watch would deliver it."""
+    """Return the pod with other fields, as a watch delivers it."""
     data = pod.to_dict()
     data["metadata"] |= metadata or {}
     data["spec"] |= spec
@@ -45,7 +45,7 @@ async def listed(client: CriClient) -> tuple[int, int]:
     return len(sandboxes.items), len(containers.containers)
 
 
-async def until_true(is_so: Callable[[], Awaitable[bool]]) -> None:
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(120):
-        while not await is_so():  # noqa: ASYNC110
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

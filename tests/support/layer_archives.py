@@ -1,4 +1,4 @@
-"""Layers made entry by entry, and a look at what overlayfs makes of them."""
+"""Layers built entry by entry, and their content when mounted as an overlay."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def unpack(
 
 
 def found(root: Path) -> dict[str, Any]:
-    """What is in a directory: content of files, None for directories, and the rest as words."""
+    """Return a directory's content: bytes of files, None for directories, text for other types."""
     everything: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         mode = path.lstat().st_mode
@@ -113,9 +113,9 @@ print(json.dumps({"files": files, "read": read}))
 def merged(
     layers: Sequence[Path], workspace: Path, *, base: Path | None = None, read: Sequence[str] = ()
 ) -> dict[str, dict[str, str]]:
-    """What a real overlay of unpacked layers shows, and what opening some paths in it gives.
+    """Mount unpacked layers as an overlay; return its files, and the result of opening some paths.
 
-    It is mounted in a namespace of its own, which ends with the process that looks.
+    It is mounted in a mount namespace that ends with the reading process.
     """
     scratch, mount, empty = workspace / "scratch", workspace / "mount", workspace / "empty"
     for directory in (scratch, mount, empty):

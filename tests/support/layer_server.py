@@ -1,4 +1,4 @@
-"""A stand-in for a registry that serves ranges of blobs, and can be told how to spoil one."""
+"""Stand-in for a registry that serves ranges of blobs, and can corrupt a response."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from tests.support.registries import StandIn, serve
 from winpod.images.manifests import ImageBundle
 
 Spoil = Callable[[web.Request, bytes, int], Awaitable[web.StreamResponse | None]]
-"""Given a request for a blob, its content and where to start: the answer, None for a good one."""
+"""Function of a request, the blob's content and the start; returns None for a valid response."""
 
 
 class LayerServer(StandIn):
@@ -22,7 +22,7 @@ class LayerServer(StandIn):
         self._digest = digest
 
     def ranges(self, digest: str) -> list[str]:
-        """The ranges that were asked of a blob; nothing for the whole of it."""
+        """Return the requested ranges of a blob; empty for the complete blob."""
         return [
             request.headers.get("Range", "")
             for request in self.requests
@@ -59,9 +59,9 @@ def _size(file: Path) -> int:
 async def broken_off(
     request: web.Request, content: bytes, start: int, end: int, kept: Path
 ) -> web.StreamResponse:
-    """An answer that promises all and ends when the client has kept some, as when a server dies.
+    """Announce the complete content, and close once the client has stored a part of it.
 
-    A client may drop what it has not taken when the connection ends, so it is given the time.
+    A client may discard received data when the connection closes, so wait until it is stored.
     """
     response = web.StreamResponse(status=206 if start else 200)
     response.content_length = len(content) - start

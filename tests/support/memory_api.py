@@ -1,6 +1,6 @@
-"""A stand-in for an API server: objects by their paths, in memory, listed and watched.
+"""Stand-in for an API server: objects by their paths, in memory, with lists and watches.
 
-It checks nothing and forgets nothing. What it is told to refuse it refuses, as often as told.
+It validates nothing and keeps all events. Requests can be set to fail a number of times.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class MemoryApi(ApiClient):
         self.objects: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
         self._refusals: dict[str, tuple[WinpodError, float]] = {}
-        self._told: list[tuple[str, str, dict[str, Any]]] = []
-        self._news = asyncio.Condition()
+        self._events: list[tuple[str, str, dict[str, Any]]] = []
+        self._changed = asyncio.Condition()
         self._version = 0
 
     def refuse(self, path: str, error: WinpodError, times: float = math.inf) -> None:
-        """Whoever asks for that path gets the error, so often."""
+        """Fail requests for the path with the error, this many times."""
         self._refusals[path] = (error, times)
 
     async def put(self, path: str, obj: dict[str, Any]) -> None:
@@ -45,10 +45,10 @@ class MemoryApi(ApiClient):
             "resourceVersion": str(self._version),
         }
         self.objects[path] = {**obj, "metadata": metadata}
-        await self._tell(kind, path, self.objects[path])
+        await self._send_event(kind, path, self.objects[path])
 
     async def remove(self, path: str) -> None:
-        await self._tell("DELETED", path, self.objects.pop(path))
+        await self._send_event("DELETED", path, self.objects.pop(path))
 
     async def wait_before_retry(self, seconds: float) -> bool:
         del seconds
@@ -66,14 +66,14 @@ class MemoryApi(ApiClient):
     ) -> bytes:
         del content
         self.asked.append((method, path))
-        self._refuse_as_told(path)
+        self._raise_refusal(path)
         if method == "GET" and params is not None:
             items = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
-            listed = {"items": items, "metadata": {"resourceVersion": str(len(self._told))}}
+            listed = {"items": items, "metadata": {"resourceVersion": str(len(self._events))}}
             return json.dumps(listed).encode()
         path = path.removesuffix("/status")
         if path not in self.objects and method != "POST":
-            raise ApiError(404, "NotFound", f"the API server refused: {path} is not there.")
+            raise ApiError(404, "NotFound", f"the API server refused: {path} is not found.")
         sent = json.loads(msgspec.json.encode(body))
         if method == "DELETE":
             await self.remove(path)
@@ -89,24 +89,24 @@ class MemoryApi(ApiClient):
     async def watch(self, kind: Any, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
         seen = int(params["resourceVersion"])
         while True:
-            async with self._news:
-                while len(self._told) == seen:
-                    await self._news.wait()
-            for word, where, obj in self._told[seen:]:
+            async with self._changed:
+                while len(self._events) == seen:
+                    await self._changed.wait()
+            for event, event_path, obj in self._events[seen:]:
                 seen += 1
-                if where.rpartition("/")[0] == path:
-                    yield WatchEvent(word, msgspec.convert(obj, kind), str(seen))
+                if event_path.rpartition("/")[0] == path:
+                    yield WatchEvent(event, msgspec.convert(obj, kind), str(seen))
 
-    def _refuse_as_told(self, path: str) -> None:
+    def _raise_refusal(self, path: str) -> None:
         error, times = self._refusals.get(path, (None, 0))
         if error is not None and times > 0:
             self._refusals[path] = (error, times - 1)
             raise error
 
-    async def _tell(self, kind: str, path: str, obj: dict[str, Any]) -> None:
-        async with self._news:
-            self._told.append((kind, path, copy.deepcopy(obj)))
-            self._news.notify_all()
+    async def _send_event(self, kind: str, path: str, obj: dict[str, Any]) -> None:
+        async with self._changed:
+            self._events.append((kind, path, copy.deepcopy(obj)))
+            self._changed.notify_all()
 
 
 def _merged(known: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

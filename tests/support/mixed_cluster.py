@@ -33,7 +33,7 @@ PUT = Step(StepKind.PUT_FILE, r"C:\k\bin\kubelet.exe", "", "", "")
 
 
 class MixedCluster(MemoryApi):
-    """`entries` are those of the ConfigMap, `changed` the converged hosts."""
+    """Cluster; `entries` are those of the ConfigMap, `changed` the converged hosts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +66,7 @@ class MixedCluster(MemoryApi):
     async def set(
         self, name: str, replicas: int, *, ready: int | None = None, **metadata: Any
     ) -> None:
-        """Add a MachineSet; by default its status reports all replicas as ready, like a stale
-        status.
-        """
+        """Add a MachineSet; by default its (stale) status reports all replicas as ready."""
         labels = {"machine.openshift.io/os-id": "Windows"}
         spec = {"replicas": replicas, "template": {"metadata": {"labels": labels}}}
         status = {"readyReplicas": replicas if ready is None else ready}
@@ -76,7 +74,7 @@ class MixedCluster(MemoryApi):
         await self.put(f"{SETS}/{name}", found)
 
     async def node_of_set(self, name: str) -> None:
-        """Add a Machine that has been a ready node for long."""
+        """Add a Machine that has long been a ready node."""
         await self.make(name)
         await self._node(name, f"machine-{name}", machine=name)
 
@@ -132,7 +130,7 @@ class MixedCluster(MemoryApi):
         return None
 
     def down(self) -> int:
-        """Return how many of the desired nodes cannot take pods."""
+        """Return the number of desired nodes that cannot run pods."""
         replicas = [
             int(obj["spec"]["replicas"])
             for path, obj in self.objects.items()
@@ -154,7 +152,7 @@ class MixedCluster(MemoryApi):
         return f"{PATH}/{instance}" in self.objects
 
     def is_changed(self) -> bool:
-        """Whether all are updated, and nothing is left to do."""
+        """Return whether all are updated and nothing is left to do."""
         return (
             self.down() == 0
             and set(self.machines()) | set(self.entries) <= self.changed
@@ -170,7 +168,7 @@ class MixedCluster(MemoryApi):
 
 
 class OperatorProcess:
-    """One operator; a test lets it decide and act on an instance."""
+    """Operator process; a test lets it decide and act on an instance."""
 
     def __init__(self, harness: OperatorHarness, cluster: MixedCluster) -> None:
         self.context = harness.context

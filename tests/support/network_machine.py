@@ -1,7 +1,7 @@
-"""A machine of the test's own: a network namespace that plays the host, with everything in it.
+"""Machine for network tests: a network namespace that stands for the host.
 
-Nothing of the real machine's network is touched: plugins run where the test does, in the namespace
-that the fixture enters, and keep their leases in the test's directory.
+The network of the real machine is not touched: plugins run in the namespace that the fixture
+enters, and keep their leases in the test's directory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEEDED = {
 
 @dataclass
 class Machine:
-    """The stand-in for a host, and what winpod keeps there."""
+    """Stand-in for a host, with winpod's directories."""
 
     directory: Path
 
@@ -68,7 +68,7 @@ class Machine:
         return Cni(self.conf_dir, directories, self.cache_dir, time_limit=time_limit)
 
     def networks(self, *, time_limit: float = 60) -> CniSandboxNetwork:
-        """As after a start of winpod: all of its memory is on disk."""
+        """Return networks as after a start of winpod: their state is read from disk."""
         return CniSandboxNetwork(self.namespaces, self.cni(time_limit=time_limit))
 
     def attachment(self, sandbox_id: str, **further: Any) -> Attachment:
@@ -78,7 +78,7 @@ class Machine:
         assert self.cni().write_default(subnets or (SUBNET,), leases=self.leases)
 
     def configure(self, *plugins: dict[str, Any], **further: Any) -> Path:
-        """A network of these plugins, in place of whatever there was."""
+        """Configure a network with these plugins, replacing existing ones."""
         document = {"cniVersion": "1.0.0", "name": "own", **further, "plugins": list(plugins)}
         return self.write("10-own.conflist", json.dumps(document))
 
@@ -97,7 +97,7 @@ class Machine:
         return {"type": "bridge", "bridge": "own0", "isGateway": True, "ipam": ipam, **further}
 
     def script(self, name: str, text: str) -> dict[str, Any]:
-        """A stand-in for a plugin: a shell script, and its configuration."""
+        """Add a stand-in for a plugin: a shell script, and its configuration."""
         self.own_plugins.mkdir(exist_ok=True)
         path = self.own_plugins / name
         path.write_text(f"#!/bin/sh\n{text}\n")
@@ -105,10 +105,10 @@ class Machine:
         return {"type": name}
 
     def leftovers(self) -> dict[str, list[str]]:
-        """All that a sandbox can leave on this machine; empty lists when nothing is left."""
+        """Return all that a sandbox can leave on this machine, as lists by kind."""
         deadline = time.monotonic() + 60
         while (links := self._links()) and time.monotonic() < deadline:
-            time.sleep(0.01)  # the kernel takes a namespace apart in its own time
+            time.sleep(0.01)  # the kernel removes a namespace asynchronously
         return {
             "namespaces": self.namespaces.names(),
             "links": links,
@@ -126,7 +126,7 @@ class Machine:
         return sorted(path.name for path in (self.cache_dir / "results").glob("*"))
 
     def rules(self) -> list[str]:
-        """Rules and chains of single sandboxes."""
+        """Return the rules and chains of single sandboxes."""
         saved = [run("iptables-save"), run("ip6tables-save")]
         return [
             line
@@ -147,7 +147,7 @@ NOTHING: dict[str, list[str]] = {
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     if os.geteuid() != 0:
-        pytest.fail("The tests of the network need root: they make network namespaces.")
+        pytest.fail("Network tests require root: they create network namespaces.")
     for package, path in NEEDED.items():
         if not path.exists():
             pytest.fail(f"{path} is missing: apt-get install {package}")
@@ -174,7 +174,7 @@ def run(*command: str) -> str:
 
 
 def ping(netns: Path, address: str) -> bool:
-    """One echo request from inside a namespace, and whether it was answered."""
+    """Send one echo request from inside a namespace; return whether a reply came."""
 
     def echo() -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
@@ -194,12 +194,12 @@ def ping(netns: Path, address: str) -> bool:
 
 
 def listen(netns: Path, port: int = 80) -> socket.socket:
-    """A listening socket inside a namespace, for a caller outside."""
+    """Return a listening socket inside a namespace, for a caller outside."""
     return run_in_netns(netns, lambda: socket.create_server(("", port)))
 
 
 def peer_of(server: socket.socket, client: socket.socket) -> str:
-    """The address under which a connected client shows at the server."""
+    """Return the address of a connected client as the server sees it."""
     with client, server:
         connection, (address, _) = server.accept()
         connection.close()

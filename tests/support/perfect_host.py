@@ -1,6 +1,6 @@
-"""A Windows Server in memory that does each step at once, and refuses what Windows would refuse.
+"""In-memory Windows Server that runs each step at once, and fails where Windows would fail.
 
-It knows steps and the wanted files and services, and none of the rules that order them.
+It knows steps and the desired files and services, but not the rules that order them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PerfectHost:
 
     def _service(self, name: str) -> ObservedService:
         service = self.state.service(name)
-        assert service, f"1060: there is no service {name}"
+        assert service, f"1060: no service {name}"
         return service
 
     def _enable_feature(self, name: str) -> None:
@@ -102,12 +102,12 @@ class PerfectHost:
         self._change(services=left)
 
     def _remove_pod(self, id: str) -> None:
-        assert self.state.runs("containerd"), "nobody to ask"
-        assert not self.state.runs("kubelet"), "the kubelet would make it anew"
+        assert self.state.runs("containerd"), "containerd does not run"
+        assert not self.state.runs("kubelet"), "the kubelet would create it again"
         self.pods.remove(id)
 
     def _remove_network(self, id: str) -> None:
-        assert not self.state.runs(MAKES_NETWORKS), "it is in use"
+        assert not self.state.runs(MAKES_NETWORKS), "the network is in use"
         self._change(networks=tuple(one for one in self.state.networks if one.id != id))
 
     def _make_directory(self, path: str) -> None:
@@ -128,7 +128,7 @@ class PerfectHost:
 
     def _put_file(self, path: str) -> None:
         file = self.desired.file(path)
-        assert parent(path) in self.state.directories, f"3: there is no {parent(path)}"
+        assert parent(path) in self.state.directories, f"3: not found: {parent(path)}"
         assert not [one for one in file.used_by if self.state.runs(one)], f"32: {path} is in use"
         assert not (file.used_by_pods and self.read().pods), f"32: pods use {path}"
         self._change(files={**self.state.files, path: file.sha256})
@@ -139,14 +139,14 @@ class PerfectHost:
         self._change(files=files)
 
     def _create_service(self, name: str) -> None:
-        assert not self.state.service(name), f"1073: {name} is there"
+        assert not self.state.service(name), f"1073: {name} exists"
         self._install(name)
 
     def _change_service(self, name: str) -> None:
         now = self._service(name)
         wanted = self.desired.service(name)
         if now.state is not ServiceState.STOPPED:
-            assert now.command_line == wanted.command_line, "it would run on with the old one"
+            assert now.command_line == wanted.command_line, "it would keep the old command line"
         self._install(name, now.state)
 
     def _install(self, name: str, state: ServiceState = ServiceState.STOPPED) -> None:
@@ -166,7 +166,7 @@ class PerfectHost:
 
     def _start_service(self, name: str) -> None:
         service = self._service(name)
-        assert self._can_start(service), f"1075: {service.depends} do not all run"
+        assert self._can_start(service), f"1075: {service.depends} are not all running"
         self._run(service)
 
     def _pull_image(self, name: str) -> None:

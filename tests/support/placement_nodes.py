@@ -1,4 +1,4 @@
-"""Nodes, pods and images for the tests of placement, each said in one line."""
+"""One-line builders of nodes, pods and images for placement tests."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -23,7 +23,7 @@ CONTAINERD = frozenset((PROCESS_HANDLER.name, HYPERVISOR_HANDLER.name))
 WINPOD = frozenset(BUILTIN_HANDLERS.named)
 OS_TAINT = Taint("os", "windows", "NoSchedule")
 NAMED_B = NodeSelectorTerm((), (NodeSelectorRequirement("metadata.name", "In", ("b",)),))
-"""Selects the node named b by its field."""
+"""Select the node named b by its field."""
 
 
 def amounts(**texts: str) -> Quantities:

@@ -1,4 +1,4 @@
-"""Processes that are killed before one change of the store after another."""
+"""Processes that are killed before each change of the store in turn."""
 
 import multiprocessing
 import os
@@ -15,9 +15,9 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def killed_at_every_change(directory: Path, act: Callable[[Path], None]) -> Iterator[Path]:
-    """Run an act on one path after another, each killed one change later; gives each path.
+    """Run a function on new paths, each killed one change later; yield each path.
 
-    The last one is the path of the act that came to its end.
+    The last one is the path of the run that completed.
     """
     for number in range(1, 1000):
         root = directory / str(number)
@@ -28,7 +28,7 @@ def killed_at_every_change(directory: Path, act: Callable[[Path], None]) -> Iter
         if process.exitcode == 0:
             return
         assert process.exitcode == -signal.SIGKILL
-    raise AssertionError("the act never came to its end")
+    raise AssertionError("the function never completed")
 
 
 def _die_at_change(number: int, root: Path, act: Callable[[Path], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of pulls share: a store, images to pull, and how."""
+"""Store, images and helpers for tests of pulls."""
 
 import asyncio
 import json
@@ -52,12 +52,12 @@ def pull_alone(root: Path, name: str) -> None:
         asyncio.run(pull_as(store, name))
 
 
-async def until(happened: Callable[[], bool], seconds: float = 120.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     for _ in range(int(seconds * 100)):
-        if happened():
+        if condition():
             return
         await asyncio.sleep(0.01)
-    pytest.fail("it did not happen in time", pytrace=False)
+    pytest.fail("timed out waiting for a condition", pytrace=False)
 
 
 def json_of(data: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Registries to test with: Debian's docker-registry, and stand-ins for those that misbehave."""
+"""Registries for tests: Debian's docker-registry, and stand-ins for faulty ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USER, PASSWORD = "alice", "correct horse"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own for every test, so that nothing of the user's is read or written."""
+    """Set a separate home for every test, so that no files of the user are read or written."""
     path = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(path / ".cache"))
@@ -64,7 +64,7 @@ def program(name: str, package: str) -> str:
 def docker_registry(
     directory: Path, *, inside: Sequence[str] = (), **settings: Any
 ) -> Iterator[str]:
-    """A real registry on a free loopback port; gives HOST:PORT. `inside` leads to a network."""
+    """Run a real registry on a free loopback port; yield HOST:PORT. `inside` enters a network."""
     http = {"addr": "127.0.0.1:0", "secret": "s", **settings.pop("http", {})}
     config = {
         "version": 0.1,
@@ -102,14 +102,14 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a registry that lets everyone in."""
+    """HOST:PORT of a registry without authentication."""
     with docker_registry(tmp_path_factory.mktemp("registry")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def basic_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a registry that wants USER and PASSWORD."""
+    """HOST:PORT of a registry that requires USER and PASSWORD."""
     directory = tmp_path_factory.mktemp("basic")
     htpasswd = program("htpasswd", "apache2-utils")
     line = subprocess.run(
@@ -122,7 +122,7 @@ def basic_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
+    """Create a self-signed certificate for 127.0.0.1, and its key."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     arguments = f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2"
     arguments += " -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
@@ -133,7 +133,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def tls_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """HOST:PORT of a registry with a certificate that nobody knows, and the certificate."""
+    """HOST:PORT of a registry with an untrusted certificate, and the certificate."""
     directory = tmp_path_factory.mktemp("tls")
     certificate, key = make_certificate(directory)
     tls = {"certificate": str(certificate), "key": str(key)}
@@ -146,7 +146,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serve(handler: Handler) -> AsyncIterator[str]:
-    """A small server for the time of a test; gives HOST:PORT."""
+    """Run an HTTP server during a test; yield HOST:PORT."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -165,9 +165,9 @@ async def serve(handler: Handler) -> AsyncIterator[str]:
 
 
 class StandIn:
-    """A stand-in for a registry: serves one image under every name, and can be told to misbehave.
+    """Stand-in for a registry: serves one image under every name, and can inject faults.
 
-    `before` sees each request first; what it returns is the answer.
+    `before` is called with each request; if it returns a response, that is sent.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class StandIn:
 
 
 class TokenServer:
-    """A stand-in for a token server: signs tokens that a real docker-registry accepts."""
+    """Stand-in for a token server: signs tokens that a real docker-registry accepts."""
 
     SERVICE, ISSUER, REFRESH = "registry.test", "issuer.test", "refresh-me"
 
@@ -260,7 +260,7 @@ def _encoded(data: bytes) -> str:
 
 @pytest.fixture
 async def token_registry(tmp_path: Path) -> AsyncIterator[tuple[str, TokenServer]]:
-    """HOST:PORT of a real registry that wants tokens, and the server that gives them."""
+    """HOST:PORT of a real registry that requires tokens, and its token server."""
     certificate, key = make_certificate(tmp_path)
     server = TokenServer(certificate, key)
     async with serve(server) as realm:

@@ -1,8 +1,8 @@
-"""A stand-in for a Windows Server: it answers the scripts that instances are sent, from memory.
+"""Stand-in for Windows Server: answers the scripts that are sent to instances, from memory.
 
-It knows the programs that docs/instances.md lists and no others, and behaves as they are documented
-to: two hundred of them fit into one process. Files are real, in the folder that SFTP shows. What it
-cannot stand for (locks, quoting by the real cmd) is held by the Wine host of tests/e2e.
+It implements only the programs that docs/instances.md lists, with their documented behaviour: two
+hundred of them fit into one process. Files are real, in the folder that SFTP serves. Behaviour that
+it cannot reproduce (locks, quoting by the real cmd) is covered by the Wine host of tests/e2e.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ScriptedService:
 
 @dataclass
 class ScriptedWindows:
-    """`stubborn` names programs that say that all is well and do nothing, as stubs do.
+    """Windows Server; `stubborn` names programs that report success and do nothing, like stubs.
 
-    A script with the words of `hangs_at` hangs as long as these are there; `hangs` says so.
+    A script that contains `hangs_at` hangs while that is set; `hangs` is set once one hangs.
     """
 
     folder: Path
@@ -63,8 +63,8 @@ class ScriptedWindows:
         output, code = "", 0
         for line in script.splitlines():
             if line and not line.startswith("@"):
-                said, code = self.run(line.replace("%errorlevel%", str(code)), code)
-                output += said.replace("\n", "\r\n")
+                printed, code = self.run(line.replace("%errorlevel%", str(code)), code)
+                output += printed.replace("\n", "\r\n")
         return output.encode(), b"", code
 
     def local(self, path: str) -> Path:
@@ -219,11 +219,11 @@ class ScriptedWindows:
         return f"[SC] {verb} SUCCESS\n", 0
 
     def do_powershell(self, words: list[str]) -> tuple[str, int]:
-        said, code = "", 0
+        printed, code = "", 0
         for statement in words[-1].split("; "):
             text, code = self.state_of(statement)
-            said += text
-        return said, code
+            printed += text
+        return printed, code
 
     def state_of(self, statement: str) -> tuple[str, int]:
         if "LastBootUpTime" in statement:
@@ -265,7 +265,7 @@ def split_for_cmd(line: str) -> list[str]:
 
 
 def split_for_program(line: str) -> list[str]:
-    """As cmd hands a line over and a program takes it apart, as far as the scripts go."""
+    """Split a line like cmd and the C runtime do, as far as the scripts need it."""
     text, position = "", 0
     while position < len(line):
         if line[position] == "^" or line.startswith("%%", position):

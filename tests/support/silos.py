@@ -1,4 +1,4 @@
-"""A shell without a container: winit before the stand-in agent, for tests of all but Windows."""
+"""Silo without a container: winit with the stand-in agent, for tests without Windows."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from winpod.compute.native import WINIT, native_program, with_agent_socket
 STANDIN = Path(__file__).parent / "fake_agent.py"
 
 
-class StandinShell:
+class StandinSilo:
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder
         self.process = process
@@ -31,28 +31,28 @@ class StandinShell:
 
     @property
     def memory(self) -> int:
-        """The most that winit has held, in bytes."""
+        """Return the peak resident memory of winit in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
 
 @contextmanager
-def standin_shell(folder: Path) -> Iterator[StandinShell]:
+def standin_silo(folder: Path) -> Iterator[StandinSilo]:
     (folder / "run").mkdir(parents=True)
     command = [str(native_program(WINIT)), sys.executable, str(STANDIN)]
     placed = with_agent_socket(folder / "run/agent.sock", command)
     process = subprocess.Popen(placed, stdin=subprocess.DEVNULL)
     until_listening(folder / "run/agent.sock")
     try:
-        yield StandinShell(folder, process)
+        yield StandinSilo(folder, process)
     finally:
         process.kill()
         process.wait()
 
 
 async def change_registry(agent: AgentClient, changes: Iterable[RegistryChange]) -> None:
-    """As wproxy does before it starts a program."""
+    """Send registry changes like wproxy does before it starts a program."""
     with short_socket_path(agent.path) as name:
         reader, writer = await asyncio.open_unix_connection(name)
     writer.write(registry_frames(changes))
@@ -70,4 +70,4 @@ def until_listening(path: Path) -> None:
             time.sleep(0.01)
     finally:
         os.close(folder)
-    raise TimeoutError(f"no one listens on {path}")
+    raise TimeoutError(f"nothing listens on {path}")

@@ -1,4 +1,4 @@
-"""A node with simulated containers: a real CRI server with a kubelet."""
+"""Node with simulated containers: a real CRI server with a kubelet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = BackoffPolicy(timedelta(seconds=0.4), timedelta(seconds=2))
 
 
 class AdjustableClock:
-    """A clock that can be set back."""
+    """Clock that can be set back."""
 
     def __init__(self) -> None:
         self._shift = timedelta()
@@ -40,7 +40,7 @@ class AdjustableClock:
 
 @dataclass
 class Recorder:
-    """Records the kubelet's reports in order."""
+    """Recorder of the kubelet's reports, in order."""
 
     statuses: dict[str, list[v1.PodStatus]] = field(default_factory=dict)
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
@@ -97,14 +97,14 @@ class SmallNode:
         finally:
             await kubelet.stop()
 
-    async def until(self, is_so: Callable[[], object]) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds, checked on every report.
 
         A timeout fails with all reports.
         """
         try:
             async with asyncio.timeout(self.patience):
-                while not is_so():
+                while not condition():
                     self.reporter.changed.clear()
                     await self.reporter.changed.wait()
         except TimeoutError:

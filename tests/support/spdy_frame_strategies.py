@@ -1,4 +1,4 @@
-"""Frames for hypothesis, and their bytes."""
+"""Hypothesis strategies for SPDY frames, and their encoding."""
 
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
-"""A real SSH server in this process, for a user with a key, with a folder as drive C:.
+"""SSH server in this process, for a user with a key, with a folder as drive C:.
 
-What a script answers is up to the test: there is no Windows behind it.
+The test provides the output of scripts: there is no Windows behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from winpod.instances.ssh.login import HostKeys, MemoryHostKeys, SshLogin
 
 USER = "Administrator"
 SHORT = Timeouts(poll=0.01, poll_restart=0.02, progress=0.1, renew=0.05, settle=0.01)
-"""What does not hurry behind it is still waited for; what only would be slow is not."""
+"""Short delays; timeouts are those of production."""
 AUTHORIZED = r"C:\ProgramData\ssh\administrators_authorized_keys"
 Reply = Callable[[str], Awaitable[tuple[bytes, bytes, int]]]
 
@@ -50,14 +50,14 @@ class SshServer:
         return self.folder / path.replace("\\", "/")
 
     def opens(self, key: asyncssh.SSHKey) -> bool:
-        """By the file that lists keys, where there is one."""
+        """Return whether the key is authorized, by the authorized keys file if it exists."""
         listed = self.local(AUTHORIZED)
         if not listed.exists():
             return key == self.key.convert_to_public()
         return key.export_public_key().split()[1] in listed.read_bytes().split()
 
 
-async def says_nothing(script: str) -> tuple[bytes, bytes, int]:
+async def empty_reply(script: str) -> tuple[bytes, bytes, int]:
     del script
     return b"", b"", 0
 
@@ -65,7 +65,7 @@ async def says_nothing(script: str) -> tuple[bytes, bytes, int]:
 @asynccontextmanager
 async def ssh_server(
     folder: Path,
-    reply: Reply = says_nothing,
+    reply: Reply = empty_reply,
     *,
     address: str = "127.0.0.1",
     port: int = 0,
@@ -87,7 +87,7 @@ async def ssh_server(
         process.stderr.write(errors)
         process.exit(code)
 
-    class Door(asyncssh.SSHServer):
+    class Authentication(asyncssh.SSHServer):
         def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
             server.connections.append(conn)
 
@@ -104,7 +104,7 @@ async def ssh_server(
     listener = await asyncssh.listen(
         address,
         port,
-        server_factory=Door,
+        server_factory=Authentication,
         server_host_keys=[server.host_key],
         process_factory=run,
         sftp_factory=lambda chan: files(chan, chroot=bytes(folder)),

@@ -1,4 +1,4 @@
-"""Whether a store is whole: all that it names is there and sound, and nothing else is."""
+"""Consistency check of an image store: all references exist and are valid, without leftovers."""
 
 import hashlib
 import sqlite3
@@ -8,7 +8,7 @@ from winpod.images.store.store import Store
 
 
 def check(root: Path) -> None:
-    """Fail where the store names what is not there, or keeps what is not named."""
+    """Assert that the store has all content that it references, and no other content."""
     with Store(root) as store:
         images = store.images()
         layers = {path for image in images for path in store.layers_of(image)}
@@ -27,9 +27,9 @@ def check(root: Path) -> None:
 
 
 def leftovers(root: Path) -> set[str]:
-    """What is in the store besides its database and what its images need.
+    """Return content of the store besides its database and what its images need.
 
-    A session without content is that of a store that is open.
+    An empty session belongs to a store that is open.
     """
     with Store(root) as store:
         images = store.images()

@@ -1,4 +1,4 @@
-"""A runtime for tests whose containers are processes of this machine, and whose pod is loopback."""
+"""Runtime for tests whose containers are local processes, and whose pod network is loopback."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from winpod.cri.streaming import ByteReader, ByteWriter, ClientStreams
 from winpod.errors import NotFound, Unavailable
 
 EXIT_WITH = "exit-with"
-"""A stand-in for a Windows process: `exit-with N` ends with a code that no Linux process can."""
+"""Stand-in for a Windows process: `exit-with N` exits with a code that Linux processes cannot."""
 
 
 class LocalBackend:
@@ -94,7 +94,7 @@ class LocalBackend:
     async def _process(
         self, command: Sequence[str], stdin: int, stdout: int, stderr: int
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """In a group of its own, which hears a hangup if the block is left before it has ended."""
+        """Run a process in its own group, which gets SIGHUP if the block is left early."""
         process = await asyncio.create_subprocess_exec(
             *command, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
@@ -137,7 +137,7 @@ async def follow_sizes(terminal: int, io: ClientStreams, pid: int) -> None:
 
 
 async def _read_terminal(terminal: int) -> bytes:
-    """Nothing once the other side is closed, which a terminal tells as an error."""
+    """Read from a terminal; empty once the other side is closed, which is reported as an error."""
     try:
         return await asyncio.to_thread(os.read, terminal, 65536)
     except OSError:

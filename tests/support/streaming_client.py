@@ -1,7 +1,7 @@
-"""A stand-in for a Kubernetes client: just enough HTTP and SPDY to send what real ones never do.
+"""Stand-in for a Kubernetes client: enough HTTP and SPDY to send invalid requests.
 
-The real client is in tests/e2e/streaming_client. This one shares the frame code with the server,
-so it proves behaviour, not the format.
+The real client is in tests/e2e/streaming_client. This one shares the frame code with the server, so
+it verifies behaviour, not the format.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class StandInClient:
-    """One upgraded connection: frames out, frames in."""
+    """Upgraded connection that sends and receives frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -97,7 +97,7 @@ class StandInClient:
         await self.send(frames.data_frame_header(stream_id, len(data), fin=fin), data)
 
     async def received(self) -> AsyncIterator[frames.Frame]:
-        data = b""  # what an earlier call has read and left
+        data = b""  # read by an earlier call
         while True:
             for frame in self._parser.feed(data):
                 yield frame
@@ -111,7 +111,7 @@ class StandInClient:
         raise AssertionError(f"no {kind.__name__} came before the end")
 
     async def collect(self) -> dict[int, bytes]:
-        """What each stream received up to GOAWAY or the end."""
+        """Return the data of each stream up to GOAWAY or the end of the connection."""
         found: dict[int, bytes] = {}
         async for frame in self.received():
             if isinstance(frame, frames.Data):
@@ -125,7 +125,7 @@ class StandInClient:
 async def exec_client(
     url: str, *streams: str, protocol: str = V4, trust: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[StandInClient, dict[str, int]]]:
-    """A client with the named streams open, and their numbers."""
+    """Open a client with the named streams; return it with the stream ids."""
     async with await StandInClient.connect(url, protocol, trust=trust) as client:
         ids = {name: await client.open(streamtype=name) for name in ("error", *streams)}
         yield client, ids

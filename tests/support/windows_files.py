@@ -1,4 +1,4 @@
-"""Program files of Windows with nothing in them but headers, sections and symbols."""
+"""Windows program files that consist of headers, sections and symbols only."""
 
 import struct
 
@@ -14,7 +14,7 @@ def program(
     symbols: bool = True,
     managed: bool = False,
 ) -> bytes:
-    """A file as GNU ld writes it: long names of sections are in the table of strings."""
+    """Return a file as GNU ld writes it: long section names are in the string table."""
     content = sections if sections is not None else {".text": b"code"}
     offset = 0x80
     header = bytearray(offset)

@@ -1,4 +1,4 @@
-"""Images with real layers to pull: made here, so that a test knows every byte of them."""
+"""Images with real layers to pull, created here so that a test knows their content."""
 
 import gzip
 import io
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Made:
-    """One manifest and the blobs that it names."""
+    """Manifest and the blobs that it references."""
 
     manifest: tuple[Descriptor, bytes]
     blobs: tuple[tuple[Descriptor, bytes], ...]
@@ -96,7 +96,7 @@ def app_layer(text: str = "app", **options: Any) -> Layer:
 
 
 def large_layer(megabytes: int = 3) -> Layer:
-    """A layer that compression does not make smaller."""
+    """Return an incompressible layer."""
     return layer({"Files/app/noise.bin": NOISE[: megabytes << 20]})
 
 
@@ -129,14 +129,14 @@ def alone(made: Made) -> ImageBundle:
 
 
 def bundle(made: Sequence[Made]) -> ImageBundle:
-    """An index of several manifests."""
+    """Return an index of several manifests."""
     manifests = [one.manifest for one in made]
     blobs = {digest.digest: (digest, data) for one in made for digest, data in one.blobs}
     return ImageBundle(tuple(blobs.values()), (*manifests, index_of(d for d, _ in manifests)))
 
 
 def two_builds(shared: Layer | None = None) -> tuple[Made, Made]:
-    """What `winpod image pack` makes: a base for each build, and the same layer above both."""
+    """Return an image like those of `winpod image pack`: a base per build and a shared layer."""
     app = shared or app_layer()
     return (
         make(V2019, base_layer("10.0.17763.805"), app),

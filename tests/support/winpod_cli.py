@@ -1,4 +1,4 @@
-"""The real command, run as a person runs it."""
+"""The winpod command as a user runs it."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def started(*arguments: str, home: Path) -> Iterator[IO[str]]:
-    """What a command prints that goes on until it is interrupted."""
+    """Yield the output of a command that runs until it is interrupted."""
     line = [sys.executable, "-m", "winpod", *arguments]
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment(home)
@@ -48,7 +48,7 @@ def started(*arguments: str, home: Path) -> Iterator[IO[str]]:
 
 
 def winpod(*arguments: str, home: Path, stdin: str = "", cwd: Path | None = None) -> Ran:
-    """Run `winpod` with a home of its own, so that nothing of the user's is read."""
+    """Run `winpod` with a separate home, so that no files of the user are read."""
     done = subprocess.run(
         [sys.executable, "-m", "winpod", *arguments],
         input=stdin,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.silos import StandinShell, change_registry, standin_shell
+from tests.support.silos import StandinSilo, change_registry, standin_silo
 from winpod.compute.agent.client import (
     AgentClient,
     Program,
@@ -25,8 +25,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[StandinShell]:
-    with standin_shell(tmp_path / "shell") as running:
+def shell(tmp_path: Path) -> Iterator[StandinSilo]:
+    with standin_silo(tmp_path / "shell") as running:
         yield running
 
 
@@ -42,7 +42,7 @@ def decoded(payload: bytes) -> tuple[int, int, int, list[str]]:
 
 
 async def test_stdout_and_stderr_are_separate_and_the_exit_code_has_32_bits(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     result = await shell.agent.run(Program("say hello"))
     assert (result.code, result.output, result.errors) == (0, b"hello", b"")
@@ -51,7 +51,7 @@ async def test_stdout_and_stderr_are_separate_and_the_exit_code_has_32_bits(
     assert (await shell.agent.run(Program(f"exit {0xC0000005}"))).code == 0xC0000005
 
 
-async def test_program_is_sent_unchanged(shell: StandinShell) -> None:
+async def test_program_is_sent_unchanged(shell: StandinSilo) -> None:
     program = Program(
         'show "a b" c\\"d é 𝄞',
         directory="C:\\app",
@@ -74,20 +74,20 @@ async def test_program_is_sent_unchanged(shell: StandinShell) -> None:
 
 
 async def test_windows_error_has_number_and_message(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     with pytest.raises(WindowsError, match="A sentence") as raised:
         await shell.agent.start(Program("fail 267"))
     assert raised.value.number == 267
 
 
-async def test_stdin_and_its_end_reach_the_program(shell: StandinShell) -> None:
+async def test_stdin_and_its_end_reach_the_program(shell: StandinSilo) -> None:
     data = bytes(range(256)) * 4096
     finished = await shell.agent.run(Program("copy", stdin=True), stdin=data)
     assert finished.output == data
 
 
-async def test_program_that_does_not_read_stdin_receives_signals(shell: StandinShell) -> None:
+async def test_program_that_does_not_read_stdin_receives_signals(shell: StandinSilo) -> None:
     async with await shell.agent.start(Program("deaf", stdin=True)) as running:
         writing = asyncio.create_task(running.write(b"x" * (STDIN_WINDOW + 1)))
         await asyncio.sleep(0.2)
@@ -97,7 +97,7 @@ async def test_program_that_does_not_read_stdin_receives_signals(shell: StandinS
         await writing
 
 
-async def test_write_fails_when_the_silo_dies(shell: StandinShell) -> None:
+async def test_write_fails_when_the_silo_dies(shell: StandinSilo) -> None:
     async with await shell.agent.start(Program("deaf", stdin=True)) as running:
         writing = asyncio.create_task(running.write(b"x" * (STDIN_WINDOW + 1)))
         await asyncio.sleep(0.1)
@@ -108,7 +108,7 @@ async def test_write_fails_when_the_silo_dies(shell: StandinShell) -> None:
             await asyncio.wait_for(writing, 60)
 
 
-async def test_a_terminal_is_resized(shell: StandinShell) -> None:
+async def test_a_terminal_is_resized(shell: StandinSilo) -> None:
     async with await shell.agent.start(Program("wait", terminal=TerminalSize(80, 25))) as running:
         await running.resize(TerminalSize(100, 40))
         await running.signal(Signal.INTERRUPT)
@@ -116,13 +116,13 @@ async def test_a_terminal_is_resized(shell: StandinShell) -> None:
         assert b"".join(pieces) == b"size 100 40\nsignal 3\n"
 
 
-async def test_run_keeps_only_the_first_bytes_of_output(shell: StandinShell) -> None:
+async def test_run_keeps_only_the_first_bytes_of_output(shell: StandinSilo) -> None:
     finished = await shell.agent.run(Program(f"flood {3 * MIB}"), max_output=MIB)
     assert len(finished.output) == MIB
 
 
 async def test_slow_reader_blocks_no_other_client_and_uses_bounded_memory(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     async with await shell.agent.start(Program(f"flood {200 * MIB}")) as slow:
         output = slow.output()
@@ -144,7 +144,7 @@ async def test_slow_reader_blocks_no_other_client_and_uses_bounded_memory(
     assert shell.memory < 16 * MIB
 
 
-async def test_program_is_terminated_when_its_client_disconnects(shell: StandinShell) -> None:
+async def test_program_is_terminated_when_its_client_disconnects(shell: StandinSilo) -> None:
     running = await shell.agent.start(Program("wait"))
     assert len(await shell.agent.processes()) == 1
     async with running:
@@ -156,7 +156,7 @@ async def test_program_is_terminated_when_its_client_disconnects(shell: StandinS
     pytest.fail("the program outlived its client")
 
 
-async def test_process_list_and_registry_need_no_program(shell: StandinShell) -> None:
+async def test_process_list_and_registry_need_no_program(shell: StandinSilo) -> None:
     await shell.agent.ping()
     await change_registry(shell.agent, [RegistryChange("Software\\A", "B", b"1\0")])
     async with await shell.agent.start(Program("wait")):
@@ -166,7 +166,7 @@ async def test_process_list_and_registry_need_no_program(shell: StandinShell) ->
 
 
 @pytest.mark.parametrize("line", ["die", "huge"])
-async def test_silo_ends_with_its_agent(shell: StandinShell, line: str) -> None:
+async def test_silo_ends_with_its_agent(shell: StandinSilo, line: str) -> None:
     with pytest.raises(AgentUnavailable):
         async with await shell.agent.start(Program(line)) as running:
             await running.wait()
@@ -175,7 +175,7 @@ async def test_silo_ends_with_its_agent(shell: StandinShell, line: str) -> None:
         await shell.agent.ping()
 
 
-async def test_invalid_answer_is_refused(shell: StandinShell) -> None:
+async def test_invalid_answer_is_refused(shell: StandinSilo) -> None:
     with pytest.raises(AgentProtocolError):
         async with await shell.agent.start(Program("nonsense")) as running:
             await running.wait()
@@ -200,7 +200,7 @@ async def test_missing_silo_is_unavailable(tmp_path: Path) -> None:
     ids=["too long", "longest", "type 0", "credit", "close", "type 255"],
 )
 async def test_winit_disconnects_a_client_that_violates_the_protocol(
-    shell: StandinShell, frame: bytes
+    shell: StandinSilo, frame: bytes
 ) -> None:
     reader, writer = await asyncio.open_unix_connection(shell.agent.path)
     writer.write(frame)
@@ -209,7 +209,7 @@ async def test_winit_disconnects_a_client_that_violates_the_protocol(
     await shell.agent.ping()
 
 
-async def test_frames_may_be_fragmented(shell: StandinShell) -> None:
+async def test_frames_may_be_fragmented(shell: StandinSilo) -> None:
     reader, writer = await asyncio.open_unix_connection(shell.agent.path)
     payload = Program("say pieces").encode()
     for byte in struct.pack("<IB", len(payload), 1) + payload:
@@ -220,7 +220,7 @@ async def test_frames_may_be_fragmented(shell: StandinShell) -> None:
 
 
 async def test_winit_rejects_excess_clients_and_serves_the_others(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     connections = []
     for number in range(256):
@@ -238,7 +238,7 @@ async def test_winit_rejects_excess_clients_and_serves_the_others(
 
 async def test_socket_in_a_long_directory_is_reachable(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
-    with standin_shell(folder) as shell:
+    with standin_silo(folder) as shell:
         await shell.agent.ping()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.conmon_supervision import Conmon, call, until
-from tests.support.silos import StandinShell, standin_shell
+from tests.support.silos import StandinSilo, standin_silo
 from winpod.compute.agent.client import AgentClient, Program
 from winpod.compute.errors import NamedPipeFailed
 from winpod.compute.wine.backend import NamedPipe, start_pipe_relay, write_named_pipes
@@ -22,8 +22,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[StandinShell]:
-    with standin_shell(tmp_path / "bundle") as running:
+def shell(tmp_path: Path) -> Iterator[StandinSilo]:
+    with standin_silo(tmp_path / "bundle") as running:
         yield running
 
 
@@ -44,7 +44,7 @@ async def served(agent: AgentClient) -> None:
     await asyncio.wait_for(agent.ping(), 120)
 
 
-async def test_garbage_ends_its_own_connection_only(shell: StandinShell) -> None:
+async def test_garbage_ends_its_own_connection_only(shell: StandinSilo) -> None:
     chosen = random.Random(4)
     for _ in range(150):
         _, writer = await asyncio.open_unix_connection(shell.agent.path)
@@ -57,7 +57,7 @@ async def test_garbage_ends_its_own_connection_only(shell: StandinShell) -> None
 
 
 async def test_partial_frame_blocks_only_its_connection_in_bounded_memory(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     writers = []
     for _ in range(20):
@@ -73,7 +73,7 @@ async def test_partial_frame_blocks_only_its_connection_in_bounded_memory(
 
 
 async def test_clients_that_never_read_use_bounded_memory(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     start = frame(1, Program(f"flood {64 * MIB}").encode())
     deaf = []
@@ -90,7 +90,7 @@ async def test_clients_that_never_read_use_bounded_memory(
 
 
 async def test_three_hundred_connections_are_served_or_rejected(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     async def ask() -> bool:
         try:
@@ -105,9 +105,7 @@ async def test_three_hundred_connections_are_served_or_rejected(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_wproxy_treats_garbage_from_the_agent_as_a_dead_silo(
-    shell: StandinShell, seed: int
-) -> None:
+def test_wproxy_treats_garbage_from_the_agent_as_a_dead_silo(shell: StandinSilo, seed: int) -> None:
     conmon = Conmon(shell.folder)
     conmon.start(Program(f"garble {seed}"))
     until(conmon.exit_file.exists)
@@ -117,7 +115,7 @@ def test_wproxy_treats_garbage_from_the_agent_as_a_dead_silo(
 
 @pytest.mark.parametrize("line", ["half", "die", "huge", "nonsense"])
 def test_wproxy_treats_a_truncated_agent_stream_as_a_dead_silo(
-    shell: StandinShell, line: str
+    shell: StandinSilo, line: str
 ) -> None:
     conmon = Conmon(shell.folder)
     conmon.start(Program(line))
@@ -137,7 +135,7 @@ def test_wproxy_treats_a_truncated_agent_stream_as_a_dead_silo(
     ids=["missing", "too long", "empty", "random"],
 )
 def test_invalid_start_file_is_refused(
-    shell: StandinShell, start: bytes | None, sentence: bytes
+    shell: StandinSilo, start: bytes | None, sentence: bytes
 ) -> None:
     if start is not None:
         (shell.folder / "start").write_bytes(start)
@@ -169,7 +167,7 @@ def relays(folder: Path) -> list[Path]:
 
 
 async def test_pipe_is_relayed_and_the_relay_ends_with_the_silo(
-    shell: StandinShell, tmp_path: Path
+    shell: StandinSilo, tmp_path: Path
 ) -> None:
     with listening(tmp_path / "s") as server:
         write_named_pipes(shell.folder, [NamedPipe("echo", tmp_path / "s")])
@@ -189,7 +187,7 @@ async def test_pipe_is_relayed_and_the_relay_ends_with_the_silo(
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_garbage_from_the_agent_ends_the_pipe_but_not_the_relay(
-    shell: StandinShell, tmp_path: Path, seed: int
+    shell: StandinSilo, tmp_path: Path, seed: int
 ) -> None:
     with listening(tmp_path / "s") as server:
         write_named_pipes(shell.folder, [NamedPipe(f"garble {seed}", tmp_path / "s")])
@@ -203,7 +201,7 @@ async def test_garbage_from_the_agent_ends_the_pipe_but_not_the_relay(
     await served(shell.agent)
 
 
-async def test_pipe_refused_by_windows_is_reported(shell: StandinShell, tmp_path: Path) -> None:
+async def test_pipe_refused_by_windows_is_reported(shell: StandinSilo, tmp_path: Path) -> None:
     write_named_pipes(shell.folder, [NamedPipe("refused", tmp_path / "s")])
     with pytest.raises(NamedPipeFailed, match=r"Access is denied\.$"):
         await start_pipe_relay(shell.folder)
@@ -221,14 +219,14 @@ async def test_pipe_refused_by_windows_is_reported(shell: StandinShell, tmp_path
     ],
     ids=["short", "long", "half", "no directory", "too many"],
 )
-async def test_invalid_pipes_file_is_refused(shell: StandinShell, pipes: bytes) -> None:
+async def test_invalid_pipes_file_is_refused(shell: StandinSilo, pipes: bytes) -> None:
     (shell.folder / "pipes").write_bytes(pipes)
     with pytest.raises(NamedPipeFailed, match="cannot be read"):
         await start_pipe_relay(shell.folder)
 
 
 async def test_relay_retries_slowly_while_the_silo_has_no_free_connection(
-    shell: StandinShell, tmp_path: Path
+    shell: StandinSilo, tmp_path: Path
 ) -> None:
     held = []
     for number in range(256):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.conmon_supervision import Conmon
-from tests.support.silos import StandinShell, standin_shell
+from tests.support.silos import StandinSilo, standin_silo
 from winpod.compute.agent.client import Program, Stream, TerminalSize
 from winpod.compute.wine.conmon import AttachedStreams, AttachFailed
 
@@ -16,12 +16,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[StandinShell]:
-    with standin_shell(tmp_path / ("bundle" * 20)) as running:
+def shell(tmp_path: Path) -> Iterator[StandinSilo]:
+    with standin_silo(tmp_path / ("bundle" * 20)) as running:
         yield running
 
 
-def supervise(shell: StandinShell, program: str, *, stays: bool = False, tty: bool = False) -> None:
+def supervise(shell: StandinSilo, program: str, *, stays: bool = False, tty: bool = False) -> None:
     """Start the program with conmon, as the backend does."""
     options = ["--full-attach", "--stdin"]
     options += ["--leave-stdin-open"] if stays else []
@@ -31,7 +31,7 @@ def supervise(shell: StandinShell, program: str, *, stays: bool = False, tty: bo
     Conmon(shell.folder).start(Program(program, terminal=terminal, stdin=True), *options)
 
 
-async def attach(shell: StandinShell, *, stdin: bool = True) -> AttachedStreams:
+async def attach(shell: StandinSilo, *, stdin: bool = True) -> AttachedStreams:
     attached = await AttachedStreams.connect(shell.folder, stdin=stdin)
     await asyncio.sleep(0.1)  # conmon does not report that it accepted a client
     return attached
@@ -48,7 +48,7 @@ async def heard(attached: AttachedStreams, size: int) -> bytes:
 
 
 async def test_streams_are_separate_and_stdin_stays_open_for_the_next_client(
-    shell: StandinShell,
+    shell: StandinSilo,
 ) -> None:
     supervise(shell, "both", stays=True)
     for word in (b"first", b"second"):
@@ -61,7 +61,7 @@ async def test_streams_are_separate_and_stdin_stays_open_for_the_next_client(
             await attached.close_stdin()
 
 
-async def test_all_data_is_relayed_in_both_directions_until_the_end(shell: StandinShell) -> None:
+async def test_all_data_is_relayed_in_both_directions_until_the_end(shell: StandinSilo) -> None:
     supervise(shell, "copy")
     data = os.urandom(3 * MIB)
 
@@ -77,7 +77,7 @@ async def test_all_data_is_relayed_in_both_directions_until_the_end(shell: Stand
     assert (shell.folder / "exit32").read_text() == "0\n"
 
 
-async def test_client_without_stdin_does_not_close_that_of_others(shell: StandinShell) -> None:
+async def test_client_without_stdin_does_not_close_that_of_others(shell: StandinSilo) -> None:
     supervise(shell, "copy")
     async with await attach(shell, stdin=False):
         pass
@@ -92,7 +92,7 @@ async def test_client_without_stdin_does_not_close_that_of_others(shell: Standin
     assert (shell.folder / "exit32").read_text() == "0\n"
 
 
-async def test_terminal_of_a_container_is_resized(shell: StandinShell) -> None:
+async def test_terminal_of_a_container_is_resized(shell: StandinSilo) -> None:
     supervise(shell, "wait", tty=True)
     async with await attach(shell) as attached, asyncio.timeout(120):
         hearing = asyncio.create_task(heard(attached, 12))
@@ -102,7 +102,7 @@ async def test_terminal_of_a_container_is_resized(shell: StandinShell) -> None:
         assert b"size 132 43" in await hearing
 
 
-async def test_attach_without_conmon_fails(shell: StandinShell) -> None:
+async def test_attach_without_conmon_fails(shell: StandinSilo) -> None:
     with pytest.raises(
         AttachFailed, match="cannot attach to the container: No such file or directory"
     ):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.conmon_supervision import create, read_log, until
-from tests.support.silos import StandinShell, standin_shell
+from tests.support.silos import StandinSilo, standin_silo
 from winpod.compute.agent.client import Program
 from winpod.compute.errors import LogNotReopened
 from winpod.compute.wine.backend import reopen_log
@@ -21,8 +21,8 @@ LONG = 16384
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[StandinShell]:
-    with standin_shell(tmp_path / "bundle") as running:
+def shell(tmp_path: Path) -> Iterator[StandinSilo]:
+    with standin_silo(tmp_path / "bundle") as running:
         yield running
 
 
@@ -52,7 +52,7 @@ class Logged:
 
 
 @pytest.fixture
-def start(shell: StandinShell, tmp_path: Path) -> Callable[..., Logged]:
+def start(shell: StandinSilo, tmp_path: Path) -> Callable[..., Logged]:
     def start(line: str = "both", log: Path = tmp_path / "log") -> Logged:
         return Logged(shell.folder, log, line)
 
@@ -97,13 +97,13 @@ def test_fragmented_lines_are_joined_per_stream(
     ]
 
 
-def test_no_log_without_a_path(shell: StandinShell) -> None:
+def test_no_log_without_a_path(shell: StandinSilo) -> None:
     (shell.folder / "log_path").write_text("")
     assert create(shell.folder, Program("say x")).communicate(timeout=120)[0] == b"x"
 
 
 def test_log_that_cannot_be_created_is_reported_before_the_start(
-    shell: StandinShell, tmp_path: Path
+    shell: StandinSilo, tmp_path: Path
 ) -> None:
     (shell.folder / "log_path").write_text(str(tmp_path / "gone/log"))
     process = create(shell.folder, Program("say x"))
@@ -138,7 +138,7 @@ async def test_rotated_log_is_reopened_without_lost_or_duplicate_lines(
 
 @pytest.mark.parametrize("disturb", ["nothing", "removed", "in the way"])
 def test_log_with_a_limit_keeps_its_end_in_two_files(
-    shell: StandinShell, start: Callable[..., Logged], disturb: str
+    shell: StandinSilo, start: Callable[..., Logged], disturb: str
 ) -> None:
     (shell.folder / "log_limit").write_text("1000")
     logged = start()
