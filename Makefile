@@ -1,12 +1,12 @@
-# make demo: the main job of what exists so far. make test: lint, types, layers, tests.
-# Both set up what they need on a bare Debian 12.
+# make demo: an example session. make test: lint, types, layers and unit tests.
+# Both install their requirements on a bare Debian 12.
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := .demo
-# A test that fails is run once more, by itself: a machine that others use too can stall for longer
-# than any test waits. One that fails twice fails.
+# Failed tests are run once more, without other tests: a shared machine can stall for longer than
+# any timeout. A test that fails twice fails.
 AGAIN := --last-failed --last-failed-no-failures none
 
 .PHONY: demo demo-run test lint unit e2e conformance conformance-hypervisor fresh-machine \
@@ -23,7 +23,7 @@ demo: $(READY)
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory demo-run; else \
 	  echo "As root this would also run a Windows program: sudo make demo"; fi
 
-# In a network of its own, so that the demo leaves nothing in this machine's.
+# Run in a separate network namespace, so that the demo does not change the network of the machine.
 demo-run: $(READY)
 	tools/debian-packages mmdebstrap runc conmon containernetworking-plugins iptables iproute2 curl \
 	  e2fsprogs
@@ -41,7 +41,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The gate is 75 %: what needs Wine or a cluster is tested by `make e2e`, which is not measured.
+# The limit is 75 %: code that needs Wine or a cluster is tested by `make e2e`, without coverage.
 unit: $(READY)
 	tools/debian-packages docker-registry apache2-utils openssl skopeo umoci buildah \
 	  libhivex-bin libwin-hivex-perl containernetworking-plugins iproute2 iptables runc conmon \
@@ -65,14 +65,14 @@ conformance: $(READY)
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.conformance --hypervisor --smoke
 
-# Every pod in a microVM, which is slow where it is emulated.
+# Run every pod in a microVM, which is slow if it is emulated.
 conformance-hypervisor: $(READY)
 	tools/debian-packages docker-registry mmdebstrap runc conmon iproute2 iptables \
 	  containernetworking-plugins e2fsprogs
 	$(BIN)/python -m tests.conformance --hypervisor
 
-# Debian 12 and 13 with their own kernels, booted under emulation: KERNEL=6.1 or 6.12 is one of them,
-# and KERNEL=5.10 a kernel that is too old.
+# Boot Debian 12 and 13 with their own kernels under emulation. KERNEL=6.1 or 6.12 selects one of
+# them, KERNEL=5.10 an unsupported kernel.
 KERNEL ?=
 FRESH_MACHINE := mmdebstrap e2fsprogs util-linux runc openssl iproute2
 
@@ -107,7 +107,7 @@ docs: $(READY)
 	$(BIN)/python -m winpod.labels > docs/labels.md
 	$(BIN)/python -m tests.support.e2e.programs_table > docs/programs.md
 
-# The plain manifests, and the chart's CRD, of which the operator has the source.
+# Generate the chart's CRDs from the operator's, and the plain manifests from the chart.
 manifests: $(READY)
 	$(BIN)/python -m tests.e2e.helm
 
@@ -118,7 +118,7 @@ proto: $(READY)
 protocol: $(READY)
 	$(BIN)/python native/generate_protocol.py
 
-# Of the Kubernetes version in tests/e2e/controlplane/go.mod; needs Go.
+# Generate models of the Kubernetes version in tests/e2e/controlplane/go.mod; requires Go.
 models: $(READY)
 	$(BIN)/python tools/generate_models.py
 	$(BIN)/ruff format --quiet src/winpod/k8s/models

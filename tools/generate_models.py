@@ -1,8 +1,8 @@
-"""Generates winpod.k8s.models from the OpenAPI document of Kubernetes.
+"""Generate winpod.k8s.models from the OpenAPI document of Kubernetes.
 
-The document is that of the Kubernetes version in tests/e2e/controlplane/go.mod, which Go downloads,
-or the file in the first argument. Only `KINDS` and the types that they refer to are generated:
-every type costs start-up time.
+The document is that of the Kubernetes version in tests/e2e/controlplane/go.mod, downloaded with Go,
+or the file in the first argument. Only `KINDS` and the types that they refer to are generated,
+because every type costs start-up time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def download() -> Path:
-    """Return the document of the version that the control plane of the tests has."""
+    """Return the document of the Kubernetes version that the tests use."""
     done = subprocess.run(  # noqa: S603 - a constant command
         ["go", "mod", "download", "-json", MODULE],  # noqa: S607 - the Go on PATH
         cwd=ROOT / "tests/e2e/controlplane",
@@ -85,7 +85,7 @@ def generate(definitions: Definitions) -> dict[str, str]:
 
 
 def _closure(definitions: Definitions, kinds: tuple[str, ...]) -> set[str]:
-    """Return these types and those that they refer to, except the ones that are scalars."""
+    """Return these types and those that they refer to, except scalars."""
     found: set[str] = set()
     pending = list(kinds)
     while pending:
@@ -114,7 +114,7 @@ def _module(name: str) -> str:
 
 
 def _struct(definitions: Definitions, name: str) -> str:
-    """Return a struct: the required fields first, both in alphabetical order."""
+    """Return a struct with the required fields first, each group in alphabetical order."""
     definition = definitions[name]
     module, _, kind = _module(name), *name.rpartition(".")[1:]
     required = set(definition.get("required", ()))
@@ -128,7 +128,7 @@ def _struct(definitions: Definitions, name: str) -> str:
 
 
 def _type_meta(definition: Mapping[str, Any], kind: str) -> Iterator[str]:
-    """Yield what gives every object its apiVersion and kind: lists do not have them."""
+    """Yield the initializer that sets apiVersion and kind of an object: items of lists lack them."""
     types = definition.get("x-kubernetes-group-version-kind", ())
     if len(types) == 1:
         version = "/".join(filter(None, (types[0]["group"], types[0]["version"])))

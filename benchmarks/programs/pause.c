@@ -1,4 +1,4 @@
-/* The first process of a sandbox of containerd, which has to have one. */
+/* Pause process, which containerd requires in every sandbox. */
 #include <unistd.h>
 
 int main(void)

@@ -1,4 +1,4 @@
-/* The smallest of Windows programs that a pod might run: says a line, and stays until it is stopped. */
+/* Minimal Windows program of a pod: prints a line, and runs until it is stopped. */
 #include <windows.h>
 
 int main(void)

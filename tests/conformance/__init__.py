@@ -1,1 +1,1 @@
-"""critest, the CRI's own suite, in its Windows build under Wine, against a whole winpod runtime."""
+"""critest, the CRI conformance suite, in its Windows build under Wine, against a winpod runtime."""

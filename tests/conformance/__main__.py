@@ -1,8 +1,9 @@
-"""`make conformance`: prepares what needs the outside world, and runs the rest cut off from it.
+"""`make conformance`: downloads and builds, then runs critest without access to the network.
 
     python -m tests.conformance [--write] [--focus REGEX] [--keep] [--hypervisor] [--smoke]
 
-Exits with 1 where a spec fails that is no exception, an exception passes, or a spec is missing.
+Exits with 1 if a spec fails that is not a known exception, an exception passes, or a spec is
+missing.
 """
 
 import argparse
@@ -35,32 +36,32 @@ SMOKE_SPECS: Mapping[str, int] = {SPDY: 8}
 
 
 def main() -> int:
-    asked = _arguments()
-    began = time.monotonic()
+    options = _arguments()
+    started = time.monotonic()
     build_base(cache() / "root")
-    if asked.hypervisor:
+    if options.hypervisor:
         build_assets(cache() / "root")
     work = Path(tempfile.mkdtemp(prefix="winpod-conformance-"))
     try:
         with docker_registry(work / "registry") as registry:
             digest = push_images(registry, work / "content")
         program = critest(digest)
-        print(f"prepared in {time.monotonic() - began:.0f} s; the specs run now", flush=True)
+        print(f"prepared in {time.monotonic() - started:.0f} s; running the specs", flush=True)
         reports = _run(
-            work, program, asked.focus, HYPERVISOR_HANDLER.name if asked.hypervisor else ""
+            work, program, options.focus, HYPERVISOR_HANDLER.name if options.hypervisor else ""
         )
     finally:
-        if asked.keep:
+        if options.keep:
             print(f"kept: {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
-    text = _text(reports, ", each pod in a microVM" if asked.hypervisor else "")
+    text = _text(reports, ", each pod in a microVM" if options.hypervisor else "")
     print(text)
-    if asked.write:
+    if options.write:
         _write(text)
-    trouble = _trouble(reports, _expected(asked))
-    print("\n".join(trouble) or f"as expected, in {time.monotonic() - began:.0f} s")
-    return 1 if trouble else 0
+    problems = _problems(reports, _expected(options))
+    print("\n".join(problems) or f"as expected, in {time.monotonic() - started:.0f} s")
+    return 1 if problems else 0
 
 
 def _run(work: Path, program: Path, focus: str, handler: str) -> Mapping[str, Sequence[Spec]]:
@@ -84,38 +85,38 @@ def _write(text: str) -> None:
     DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
-def _expected(asked: argparse.Namespace) -> Mapping[str, int]:
-    """How many specs there are; whoever names their own has counted them."""
-    if asked.smoke:
+def _expected(options: argparse.Namespace) -> Mapping[str, int]:
+    """Return the expected number of specs by report; unknown with a custom focus."""
+    if options.smoke:
         return SMOKE_SPECS
-    return {} if asked.focus else SPECS
+    return {} if options.focus else SPECS
 
 
-def _trouble(reports: Mapping[str, Sequence[Spec]], expected: Mapping[str, int]) -> list[str]:
-    trouble = [
+def _problems(reports: Mapping[str, Sequence[Spec]], expected: Mapping[str, int]) -> list[str]:
+    problems = [
         f"{name}: {spec.name}: {spec.state} {spec.message}"
         for name, specs in reports.items()
         for spec in specs
         if not spec.is_as_expected
     ]
-    for name, many in expected.items():
+    for name, count in expected.items():
         found = len(reports.get(name, ()))
-        if found != many:
-            trouble.append(f"{name}: {found} specs ran, and {many} were expected")
-    return trouble
+        if found != count:
+            problems.append(f"{name}: {found} specs ran, expected {count}")
+    return problems
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.conformance")
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
-    parser.add_argument("--focus", default="", metavar="REGEX", help="only specs with such names")
+    parser.add_argument("--focus", default="", metavar="REGEX", help="run only matching specs")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
-    parser.add_argument("--hypervisor", action="store_true", help="every pod in a microVM")
-    parser.add_argument("--smoke", action="store_true", help="a few specs of every kind")
-    asked = parser.parse_args()
-    if asked.smoke:
-        asked.focus = SMOKE
-    return asked
+    parser.add_argument("--hypervisor", action="store_true", help="run every pod in a microVM")
+    parser.add_argument("--smoke", action="store_true", help="run a few specs of each kind")
+    options = parser.parse_args()
+    if options.smoke:
+        options.focus = SMOKE
+    return options
 
 
 if __name__ == "__main__":

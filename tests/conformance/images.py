@@ -1,4 +1,4 @@
-"""The images that critest asks for by fixed names, with small programs of ours in them."""
+"""Images that critest pulls by fixed names, with small test programs in them."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ _SHELL = ("cmd", "powershell", "ping", "ipconfig", "sleep")
 
 @dataclass(frozen=True)
 class TestImage:
-    """Names that are one image: the programs in C:\\, and what runs when nothing else is asked."""
+    r"""Image with its names, the programs in C:\, and the default entrypoint."""
 
     names: tuple[str, ...]
     programs: tuple[str, ...] = ("sleep",)
@@ -48,13 +48,13 @@ IMAGES = (
 
 
 def push_images(registry: str, folder: Path) -> str:
-    """Packs every image into a registry, and gives the digest of the one that is pulled by it."""
+    """Pack every image into a registry; return the digest of the one that is pulled by digest."""
     digests = {image.names[0]: _push(image, registry, folder) for image in IMAGES}
     return next(digest for name, digest in digests.items() if DIGEST_NAME in name)
 
 
 def write_mirrors(registry: str, folder: Path) -> None:
-    """hosts.toml of every registry that critest names: a local one has its images."""
+    """Write a hosts.toml for every registry that critest uses, with the local one as mirror."""
     for name in REGISTRIES:
         (folder / name).mkdir(parents=True)
         (folder / name / "hosts.toml").write_text(f'[host."http://{registry}"]\n')

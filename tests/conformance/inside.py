@@ -1,8 +1,8 @@
-"""A registry, a runtime, and critest against it, in a network and process numbers of their own.
+"""Registry, runtime and critest in separate network and PID namespaces.
 
-`python -m tests.conformance.inside WORK CRITEST FOCUS HANDLER`, as `python -m tests.conformance`
-starts it; with an empty HANDLER, pods have the runtime's default.
-Whatever is left when it ends, ends with it. The reports of critest are put into WORK.
+`python -m tests.conformance.inside WORK CRITEST FOCUS HANDLER`, as started by `python -m
+tests.conformance`; with an empty HANDLER, pods use the runtime's default. All remaining processes
+end with it. The reports of critest are written to WORK.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ ENDPOINT = "127.0.0.1:10010"
 SPDY, WEBSOCKET = "SPDY", "WebSocket"
 _STREAMING = "[k8s.io] Streaming"
 _OVER_WEBSOCKET = ("-websocket-exec", "-websocket-attach", "-websocket-portforward")
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 _PROCESSES = 256
 
 
@@ -65,33 +65,33 @@ def _runtime(work: Path, base: Base) -> Iterator[None]:
     with (work / "runtime.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        asyncio.run(_until_it_answers(process, work))
+        asyncio.run(_wait_ready(process, work))
         try:
             yield
         finally:
-            asyncio.run(_remove_what_is_left(work))
+            asyncio.run(_remove_pods(work))
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(_PATIENCE)
+        process.wait(_TIMEOUT)
 
 
-async def _until_it_answers(process: subprocess.Popen[bytes], work: Path) -> None:
+async def _wait_ready(process: subprocess.Popen[bytes], work: Path) -> None:
     client = CriClient(f"unix:{work}/winpod.sock")
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while True:
         try:
             await client.call("Version", api.VersionRequest())
             break
         except Unavailable as error:
             if process.poll() is not None or time.monotonic() > deadline:
-                told = (work / "runtime.log").read_text()
-                raise SystemExit(f"the runtime did not start: {error}\n{told}") from error
+                log = (work / "runtime.log").read_text()
+                raise SystemExit(f"the runtime did not start: {error}\n{log}") from error
             await asyncio.sleep(0.1)
     await client.close()
 
 
-async def _remove_what_is_left(work: Path) -> None:
-    """A spec that failed leaves its pod behind."""
+async def _remove_pods(work: Path) -> None:
+    """Remove the pods of failed specs."""
     client = CriClient(f"unix:{work}/winpod.sock")
     listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     for item in listed.items:
@@ -103,7 +103,7 @@ async def _remove_what_is_left(work: Path) -> None:
 def _run_critest(
     work: Path, base: Base, critest: Path, name: str, arguments: Sequence[str]
 ) -> None:
-    r"""Its temporary files are at `C:\PATH` for it, and at `/PATH` for the runtime."""
+    r"""Run critest; its temporary files are in `C:\PATH` for it, and in `/PATH` for the runtime."""
     shared = work / "shared"
     shared.mkdir(exist_ok=True)
     folder = work / f"critest-{name}"
@@ -133,7 +133,7 @@ def _quoted(command: Sequence[str]) -> str:
 
 
 def _spec(base: Base, folder: Path, shared: Path) -> dict[str, Any]:
-    """Contained as every Wine is, but in the network that the runtime is in."""
+    """Return the spec of a Wine container that shares the network of the runtime."""
     command = ["wine64", "cmd", "/c", "C:\\run.cmd"]
     name = f"winpod-{folder.name}"
     spec = build_container_spec(base.rootfs, folder / "prefix", command, name, ENVIRONMENT)

@@ -1,7 +1,7 @@
-"""critest.exe: the Windows build of cri-tools' suite, from the pinned module.
+"""critest.exe: the Windows build of the cri-tools suite, from the pinned module.
 
-One spec pulls an image by a digest that upstream wrote into the source. Our image has another, so
-it is built from a copy of the source with our digest; nothing else is changed.
+One spec pulls an image by a digest that is hard-coded in the source. It is built from a copy of the
+source with the digest of the local image; nothing else is changed.
 """
 
 import json
@@ -21,7 +21,7 @@ _DIGEST = re.compile(DIGEST_NAME + r"@sha256:[0-9a-f]{64}")
 
 
 class BuildFailed(Exception):
-    """critest could not be built; the message says why."""
+    """critest could not be built; the message has the reason."""
 
 
 def version() -> str:
@@ -32,14 +32,14 @@ def version() -> str:
 
 
 def critest(digest: str) -> Path:
-    """The program, its image by digest being the one given; built at the first time."""
+    """Return critest with this image digest, building it on first use."""
     pinned = [(MODULE / name).read_text() for name in ("go.mod", "go.sum")]
     decides = "\n".join([*pinned, _go("version").strip(), digest])
     return once("critest.exe", decides, lambda to: _build(digest, to))
 
 
 def _build(digest: str, target: Path) -> None:
-    print("building critest.exe (some minutes at the first time)", flush=True)
+    print("building critest.exe (takes some minutes on first use)", flush=True)
     downloaded = json.loads(_go("mod", "download", "-json", PACKAGE))["Dir"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "cri-tools"
@@ -52,7 +52,7 @@ def _build(digest: str, target: Path) -> None:
 def _replace_digest(file: Path, digest: str) -> None:
     text, replaced = _DIGEST.subn(f"{DIGEST_NAME}@{digest}", file.read_text())
     if replaced != 1:
-        raise BuildFailed(f"{file.name} names {replaced} images by digest, and 1 was expected")
+        raise BuildFailed(f"{file.name} names {replaced} images by digest, expected 1")
     file.write_text(text)
 
 

@@ -1,4 +1,4 @@
-"""What critest's specs came to, beside what is known of them beforehand."""
+"""Results of critest's specs, compared with the expected ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPECS: Mapping[str, int] = {"SPDY": 53, "WebSocket": 4}
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """Why a spec cannot pass here, and what it says then: with other words, it is not this one."""
+    """Reason why a spec cannot pass, and its failure message: other failures are not expected."""
 
     reason: str
     message: str
@@ -29,7 +29,8 @@ EXCEPTIONS: Mapping[str, KnownFailure] = {
 }
 NOTES: Mapping[str, str] = {
     "Image Manager public image with digest should be pulled and removed": (
-        "critest's source has the digest of upstream's image; it is replaced by that of our image."
+        "critest's source has the digest of upstream's image; it is replaced by that of the local"
+        " image."
     ),
 }
 
@@ -46,7 +47,7 @@ class Spec:
 
     @property
     def is_as_expected(self) -> bool:
-        """An exception that passes is none, and a spec that skips itself has shown nothing."""
+        """Return whether the spec passed, or is an exception that failed with its message."""
         if known := EXCEPTIONS.get(self.name):
             return self.state == "failed" and known.message in self.message
         return self.passed
@@ -62,7 +63,7 @@ class Spec:
 
 
 def read_report(file: Path) -> list[Spec]:
-    """From Ginkgo's JSON report, by name; without what was not asked for."""
+    """Read the specs of Ginkgo's JSON report, sorted by name, without deselected ones."""
     (suite,) = json.loads(file.read_text())
     found = [_spec(report) for report in suite["SpecReports"] if report["LeafNodeType"] == "It"]
     return sorted((one for one in found if one), key=lambda one: one.name)

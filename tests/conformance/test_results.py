@@ -1,4 +1,4 @@
-"""The gate of `make conformance`: what of critest's report is as expected, and what is not."""
+"""Tests of the gate of `make conformance`: expected and unexpected results of critest."""
 
 import json
 from pathlib import Path
@@ -21,23 +21,23 @@ def report(state: str, message: str = "", kind: str = "It") -> dict[str, Any]:
     }
 
 
-def written(folder: Path, *specs: dict[str, Any]) -> Path:
+def write_report(folder: Path, *specs: dict[str, Any]) -> Path:
     file = folder / "report.json"
     file.write_text(json.dumps([{"SpecReports": specs}]))
     return file
 
 
-def test_specs_are_read_by_name_without_those_left_out_and_those_that_are_none(
+def test_deselected_specs_and_setup_nodes_are_not_read(
     tmp_path: Path,
 ) -> None:
     specs = (report("passed"), report("skipped"), report("passed", kind="BeforeSuite"))
-    assert read_report(written(tmp_path, *specs)) == [
+    assert read_report(write_report(tmp_path, *specs)) == [
         Spec("Container runtime should stop at once", "passed")
     ]
 
 
-def test_a_spec_that_skips_itself_is_read_and_not_expected(tmp_path: Path) -> None:
-    (spec,) = read_report(written(tmp_path, report("skipped", "not implemented")))
+def test_spec_that_skips_itself_is_unexpected(tmp_path: Path) -> None:
+    (spec,) = read_report(write_report(tmp_path, report("skipped", "not implemented")))
     assert spec.message == "not implemented"
     assert not spec.is_as_expected
 
@@ -54,11 +54,11 @@ def test_a_spec_that_skips_itself_is_read_and_not_expected(tmp_path: Path) -> No
         (Spec(EXCEPTION, "timedout", KNOWN.message), False),
     ],
 )
-def test_only_exceptions_fail_and_they_must_for_their_reason(spec: Spec, expected: bool) -> None:
+def test_exceptions_must_fail_with_their_message(spec: Spec, expected: bool) -> None:
     assert spec.is_as_expected is expected
 
 
-def test_the_table_gives_the_reason_of_every_exception() -> None:
+def test_table_has_the_reason_of_each_exception() -> None:
     specs = [Spec("any", "passed"), Spec(EXCEPTION, "failed", KNOWN.message)]
     specs += [Spec("other", "failed")]
     assert KNOWN.reason in table(specs)

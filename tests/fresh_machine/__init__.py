@@ -1,1 +1,1 @@
-"""Boots stock Debian guests under emulation, installs winpod and runs a user's session on them."""
+"""Debian guests under emulation, in which winpod is installed and a user session is run."""

@@ -45,7 +45,7 @@ FULL_SECONDS = 5400.0
 
 
 def main() -> int:
-    asked = _arguments()
+    options = _arguments()
     if os.geteuid() != 0:
         sys.exit("Building guests and mounting needs root.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -56,12 +56,12 @@ def main() -> int:
         pack_images(images)
         build_assets(cache() / "root")
         build_root_disk()
-        for kernel in asked.kernel:
-            _prepare(RELEASES[kernel], asked)
+        for kernel in options.kernel:
+            _prepare(RELEASES[kernel], options)
         print(f"prepared in {time.monotonic() - began:.0f} s", flush=True)
-        results = _run_all(asked, work, wheel)
+        results = _run_all(options, work, wheel)
     finally:
-        if asked.keep:
+        if options.keep:
             print(f"kept: {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
@@ -72,10 +72,10 @@ def main() -> int:
     return 1 if any(one.failed for one in results) else 0
 
 
-def _run_all(asked: argparse.Namespace, work: Path, wheel: Path) -> list[Results]:
-    with ThreadPoolExecutor(asked.parallel) as pool:
+def _run_all(options: argparse.Namespace, work: Path, wheel: Path) -> list[Results]:
+    with ThreadPoolExecutor(options.parallel) as pool:
         sessions = [
-            pool.submit(_run, RELEASES[kernel], asked, work, wheel) for kernel in asked.kernel
+            pool.submit(_run, RELEASES[kernel], options, work, wheel) for kernel in options.kernel
         ]
         try:
             return [session.result() for session in sessions]
@@ -86,16 +86,16 @@ def _run_all(asked: argparse.Namespace, work: Path, wheel: Path) -> list[Results
             raise
 
 
-def _run(release: Release, asked: argparse.Namespace, work: Path, wheel: Path) -> Results:
+def _run(release: Release, options: argparse.Namespace, work: Path, wheel: Path) -> Results:
     folder = work / release.kernel
     folder.mkdir()
-    kind = _kind(release, asked)
+    kind = _kind(release, options)
     settings: dict[str, Any] = {
         "session": kind,
         "kernel": release.kernel,
-        "only": asked.only,
-        "microvm": asked.microvm,
-        "oci_runtimes": asked.oci_runtime or (OCI_RUNTIMES if kind == "full" else ("runc",)),
+        "only": options.only,
+        "microvm": options.microvm,
+        "oci_runtimes": options.oci_runtime or (OCI_RUNTIMES if kind == "full" else ("runc",)),
     }
     make_payload(folder / "payload", release, wheel, work / "images", settings)
     results = Results(release.name, folder / "transcript.log")
@@ -113,9 +113,9 @@ def _run(release: Release, asked: argparse.Namespace, work: Path, wheel: Path) -
     return results
 
 
-def _prepare(release: Release, asked: argparse.Namespace) -> None:
-    """Build what is cached, so that no session's time goes into it."""
-    if _kind(release, asked) == "full":
+def _prepare(release: Release, options: argparse.Namespace) -> None:
+    """Build the cached files first, so that their time does not count for a session."""
+    if _kind(release, options) == "full":
         build_guest(release)
         binaries(print)
     else:
@@ -123,16 +123,16 @@ def _prepare(release: Release, asked: argparse.Namespace) -> None:
 
 
 def _guest(release: Release, kind: str, wheel: Path, folder: Path) -> Guest:
-    """A full session installs winpod itself, from nothing; the others find it installed."""
+    """Return the guest: a full session installs winpod itself, others have it preinstalled."""
     if kind == "full":
         return build_guest(release)
     return install_winpod(prepare_guest(release), wheel, folder)
 
 
-def _kind(release: Release, asked: argparse.Namespace) -> str:
+def _kind(release: Release, options: argparse.Namespace) -> str:
     if not release.is_supported:
         return "refusal"
-    return "short" if asked.short else "full"
+    return "short" if options.short else "full"
 
 
 def _seconds(kind: str) -> float:
@@ -141,16 +141,18 @@ def _seconds(kind: str) -> float:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.fresh_machine")
-    parser.add_argument("--kernel", action="append", choices=RELEASES, help="only this kernel")
+    parser.add_argument(
+        "--kernel", action="append", choices=RELEASES, help="run only with this kernel"
+    )
     parser.add_argument("--short", action="store_true", help="run the short session")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only steps of such names")
-    parser.add_argument("--oci-runtime", action="append", help="only with this OCI runtime")
+    parser.add_argument("--only", default="", metavar="REGEX", help="run only matching steps")
+    parser.add_argument("--oci-runtime", action="append", help="use only this OCI runtime")
     parser.add_argument("--microvm", action="store_true", help="also run a container in a microVM")
-    parser.add_argument("--parallel", type=int, default=1, help="guests at a time")
+    parser.add_argument("--parallel", type=int, default=1, help="number of guests in parallel")
     parser.add_argument("--keep", action="store_true", help="keep consoles and transcripts")
-    asked = parser.parse_args()
-    asked.kernel = asked.kernel or DEFAULT_KERNELS
-    return asked
+    options = parser.parse_args()
+    options.kernel = options.kernel or DEFAULT_KERNELS
+    return options
 
 
 if __name__ == "__main__":

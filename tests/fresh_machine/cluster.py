@@ -1,4 +1,4 @@
-"""A control plane on the host for the guest to join, in a network namespace with a tap for QEMU."""
+"""Control plane on the host for the guest to join, in a network namespace with a tap for QEMU."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _PATIENCE = 300.0
 
 
 class Cluster:
-    """The namespace exists from entering on; the control plane starts when the guest asks."""
+    """Cluster; the namespace is created on entering, the control plane on request of the guest."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class Cluster:
         return {"node": NODE, "address": ADDRESS, "files": files}
 
     def _run_pod(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a pod on the node, and return what kubectl prints of it."""
+        """Run a pod on the node, and return the output of kubectl."""
         plane = self._plane
         eventually(lambda: is_ready(plane, NODE), within=_PATIENCE)
         plane.create_namespace("guest")

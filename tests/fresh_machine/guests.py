@@ -86,7 +86,7 @@ rm -rf "$1"/var/cache/apt/archives/*.deb "$1"/var/lib/apt/lists/*
 
 @dataclass(frozen=True)
 class Release:
-    """A machine: the Debian release of its packages and, if different, of its kernel."""
+    """Machine: the Debian release of its packages and, if different, of its kernel."""
 
     kernel: str
     suite: str
@@ -129,7 +129,7 @@ DEFAULT_KERNELS = tuple(kernel for kernel, release in RELEASES.items() if releas
 
 @dataclass(frozen=True)
 class Guest:
-    """The files that QEMU boots."""
+    """Files that QEMU boots."""
 
     folder: Path
     disk: Path = field(init=False)

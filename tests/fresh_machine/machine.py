@@ -1,4 +1,4 @@
-"""A guest under QEMU's emulation, and the channel on which its session reports.
+"""Guest under QEMU's emulation, and the channel for the reports of its session.
 
 The session writes JSON lines to a virtio serial port that is QEMU's standard output, and reads
 answers from its standard input. The serial console goes to a file.
@@ -38,7 +38,7 @@ class Ended(Exception):
 
 
 class Machine:
-    """One guest; leaving the context ends exactly the QEMU that entering it started."""
+    """Guest; leaving the context stops exactly the QEMU process that entering it started."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Machine:
         self._lines: queue.Queue[bytes | None] = queue.Queue()
 
     running: ClassVar[set["Machine"]] = set()
-    """Those whose context is entered, in any thread."""
+    """Machines whose context is entered, in any thread."""
 
     def __enter__(self) -> Self:
         setpriv = shutil.which("setpriv")

@@ -1,8 +1,8 @@
-"""The disks that a session needs beside the guest's own: the payload and winpod's root.
+"""Disks of a session in addition to the guest's own: the payload and winpod's root.
 
 The payload changes with every run: winpod's wheel, the wheels of its dependencies for the guest's
-Python, packed images and the session's scripts. The root disk holds the Wine base as
-`winpod base build` leaves it in /var/lib/winpod, and is cached.
+Python, packed images and the session's scripts. The root disk holds the Wine base as `winpod base
+build` leaves it in /var/lib/winpod, and is cached.
 """
 
 import json
@@ -32,7 +32,7 @@ from winpod.images.base.build_container import with_parent_death_signal
 from winpod.images.base.builder import build_base
 
 SOURCE = Path(__file__).resolve().parents[2]
-"""The checkout whose winpod is installed in the guests."""
+"""Checkout whose winpod is installed in the guests."""
 _START = """#!/bin/sh
 PYTHONPATH=/mnt/payload exec python3 -m tests.fresh_machine.session
 """
@@ -117,7 +117,7 @@ def _copy_and_install(guest: Guest, wheels: Path, folder: Path) -> Guest:
         run(["cp", "--sparse=always", str(guest.folder / name), str(folder / name)])
     copied = Guest(folder)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        # In a mount namespace of its own, which takes the mounts along when it ends.
+        # The mounts end with this mount namespace.
         script = [str(copied.disk), place, str(wheels), VENV]
         run(with_parent_death_signal(["sh", "-ec", _INSTALL, "sh", *script]))
     return copied

@@ -1,4 +1,4 @@
-"""Results of a session: what is printed while it runs, and the table at its end."""
+"""Results of a session, printed while it runs, and a table at its end."""
 
 import sys
 import time
@@ -24,11 +24,11 @@ class Result:
 
 @dataclass
 class Results:
-    """The results of one guest, printed as they come."""
+    """Results of one guest, printed as they arrive."""
 
     guest: str
     transcript: Path
-    """Where the output of every step is kept."""
+    """File with the output of every step."""
     began: float = field(default_factory=time.monotonic)
     results: list[Result] = field(default_factory=list)
     seconds: float = 0.0

@@ -10,18 +10,18 @@ from tests.fresh_machine.results import Result, Results
 
 BOOT_SECONDS = 180.0
 POWEROFF_SECONDS = 85.0
-"""Less than the 90 seconds that systemd gives to what does not react to SIGTERM."""
+"""Less than the 90 seconds that systemd waits for units that do not react to SIGTERM."""
 _POWEROFF_LIMIT = 180.0
 _BETWEEN_STEPS = 120.0
 _GRACE = 30.0
-"""Beyond a step's own deadline, for the guest to report it."""
+"""Time in addition to a step's own deadline, for the guest to report it."""
 
 Handler = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass
 class Session:
-    """The host's side of a session; handlers answer the requests of the guest."""
+    """Host side of a session; handlers answer the requests of the guest."""
 
     machine: Machine
     results: Results

@@ -1,6 +1,6 @@
-/* Stands for cmd.exe where Wine's lacks something: a prompt while its input is no console (`cmd /Q`),
- * after each command: who attaches comes after the first prompt of Windows' own, or must not.
- * It lies in C:\, which is searched before System32, and hands everything else to Wine's own.
+/* Stand-in for cmd.exe with a feature that Wine's lacks: a prompt while stdin is not a console
+ * (`cmd /Q`). It is printed after each command only, because a client that attaches does not see
+ * the first prompt. It is in C:\, which is searched before System32, and otherwise runs Wine's cmd.
  */
 
 #include <stdio.h>

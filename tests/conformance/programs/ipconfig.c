@@ -1,5 +1,5 @@
-/* Stands for `ipconfig /all`, whose lines about DNS Wine's does not have. It asks Windows for what
- * it says: host name, addresses, DNS servers and suffixes are those that every program sees.
+/* Stand-in for `ipconfig /all`: Wine's does not print DNS settings. Host name, addresses, DNS
+ * servers and suffixes are read with the Windows API, so they are those that every program sees.
  */
 
 #include <stdio.h>

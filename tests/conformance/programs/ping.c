@@ -1,5 +1,5 @@
-/* Stands for `ping -t NAME`, which Wine's ping does not know: resolves the name as Windows programs
- * do, says so once a second, and goes on until it is ended. It sends nothing.
+/* Stand-in for `ping -t NAME`, which Wine's ping does not support: resolves the name with the
+ * Windows API, and prints a line per second until it is killed. It sends nothing.
  */
 
 #include <stdio.h>

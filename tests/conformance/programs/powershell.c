@@ -1,8 +1,8 @@
-/* Stands for PowerShell: as much of it as critest's specs ask for, and no more.
+/* Stand-in for PowerShell, with only the features that critest's specs use.
  *
  * `-c SCRIPT`, statements with `;` between them: while($true) { ... }, echo, sleep, ls, exit,
- * $env:NAME, get-process | findstr WORD, and programs by name. Sleeping is done by a process of its
- * own, sleep.exe, so that `get-process | findstr sleep` finds what an ended exec has left behind.
+ * $env:NAME, get-process | findstr WORD, and programs by name. A separate process, sleep.exe,
+ * sleeps, so that `get-process | findstr sleep` finds processes that an exec has left behind.
  */
 
 #include <stdio.h>
@@ -62,7 +62,7 @@ static void list_processes(const char *word)
             say(entry.szExeFile);
 }
 
-/* What follows a word at the beginning of a statement, or nothing. */
+/* Returns the text after a word at the beginning of a statement, or NULL. */
 static char *after(char *statement, const char *word)
 {
     size_t length = strlen(word);
@@ -120,7 +120,7 @@ static void run_statement(char *statement)
     }
 }
 
-/* One statement after the other; what is in braces belongs to one. */
+/* Runs the statements; a block in braces is part of one statement. */
 static void run(char *script)
 {
     int depth = 0;

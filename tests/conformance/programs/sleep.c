@@ -1,4 +1,4 @@
-/* Sleeps for the seconds it is told, without a number for ever. Stands for `pause` too. */
+/* Sleeps for the given seconds, or forever. Also a stand-in for `pause`. */
 
 #include <stdlib.h>
 #include <windows.h>

@@ -1,4 +1,4 @@
-/* A web server on port 80 that says hello to everybody. */
+/* Web server on port 80 that responds to every request. */
 
 #include <string.h>
 #include <winsock2.h>

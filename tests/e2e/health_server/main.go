@@ -1,8 +1,8 @@
-// A server that is asked for its health over HTTP, TCP and gRPC: whether it has started, is ready,
-// and lives. Its state is the content of a file, read again all the time.
+// Server for startup, readiness and liveness probes over HTTP, TCP and gRPC. Its state is the
+// content of a file that is polled.
 //
-// HTTP answers at /started, /ready and /live of one port, gRPC as services of these names at
-// another. TCP has a port for each, and listens at those where all is well.
+// HTTP serves /started, /ready and /live on one port, gRPC has services of these names on another.
+// TCP has a port for each probe, and listens on it while the probe should succeed.
 package main
 
 import (

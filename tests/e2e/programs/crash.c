@@ -1,4 +1,4 @@
-/* Writes where nothing may be written. */
+/* Crashes with an access violation. */
 void start(void)
 {
     *(volatile int *)8 = 1;

@@ -1,4 +1,4 @@
-/* Answers datagrams with who it is and whom it heard, or sends one and prints the answer. */
+/* Answers datagrams with its name and the sender's address, or sends one and prints the answer. */
 #include <winsock2.h>
 #include <ws2tcpip.h>
 

@@ -1,4 +1,4 @@
-// Says what a Go program sees of Windows, and ends with 7.
+// Prints the platform and arguments that a Go program sees, and exits with 7.
 package main
 
 import (

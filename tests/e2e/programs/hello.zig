@@ -1,4 +1,4 @@
-// Says that a Zig program runs, and ends with 5.
+// Prints the platform that a Zig program sees, and exits with 5.
 const std = @import("std");
 const builtin = @import("builtin");
 

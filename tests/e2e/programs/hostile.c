@@ -1,6 +1,6 @@
-/* Programs that would hurt others if they could: each word on the command line is another one.
+/* Attacks on other containers and the host, selected by the first argument.
  *
- * `ticks CODE` is the good one: it writes a line every 20 ms until C:\data\go exists.
+ * `ticks CODE` is the harmless one: it writes a line every 20 ms until C:\data\go exists.
  */
 
 #include <process.h>
@@ -40,7 +40,7 @@ static BOOL start(const char *self, const char *word, HANDLE *started)
     return TRUE;
 }
 
-/* Every child does the same; who can have no more waits and tries again. */
+/* Fork bomb: every child does the same, and retries when no process can be created. */
 static int forks(const char *self)
 {
     HANDLE child;
@@ -52,7 +52,7 @@ static int forks(const char *self)
     }
 }
 
-/* Children that stay, until there can be no more of them. */
+/* Creates idle children until no more can be created. */
 static int children(const char *self)
 {
     int made = 0;
@@ -138,7 +138,7 @@ static BOOL WINAPI ignore(DWORD event)
     return TRUE;
 }
 
-/* Ends at once, while a child of its child has its output open. */
+/* Exits at once, while a grandchild keeps its output open. */
 static int leaves(const char *self, const char *word)
 {
     HANDLE child;

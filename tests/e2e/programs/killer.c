@@ -1,9 +1,9 @@
-/* Ends a process of a Linux machine, for a program that runs beside it as root.
+/* Kills a process of a Linux guest; runs as root.
  *
- *     killer WHEN [NAME GROUP]     when the file WHEN is there
+ *     killer WHEN [NAME GROUP]     once the file WHEN exists
  *
- * It is the process of the control group whose command ends with NAME. Without a group it is the
- * machine's first process, which no signal ends: that one is led to where it has no code.
+ * Kills the process of the cgroup whose command ends with NAME. Without a group it is process 1,
+ * which ignores signals: its instruction pointer is set to an unmapped address.
  */
 
 #include <stddef.h>

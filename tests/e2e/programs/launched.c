@@ -1,4 +1,4 @@
-/* What the launcher's tests start: each word on the command line is another way to behave. */
+/* Program of the launcher tests; the first argument selects its behaviour. */
 
 #include <io.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static int crash(void)
     return 0;
 }
 
-/* A family of three generations that would live for ever. */
+/* Starts a child and a grandchild; all run forever. */
 static int family(const char *self, int generations)
 {
     if (generations > 1) {
@@ -42,7 +42,7 @@ static int family(const char *self, int generations)
     return 0;
 }
 
-/* Says the size of its console until it is 132 wide. */
+/* Prints the size of its console until it is 132 columns wide. */
 static int size(void)
 {
     HANDLE screen = GetStdHandle(STD_OUTPUT_HANDLE), keys = GetStdHandle(STD_INPUT_HANDLE);

@@ -1,4 +1,4 @@
-// Holds as many megabytes as it is told, and keeps one processor busy, for good.
+// Allocates the given number of megabytes, and keeps one processor busy, forever.
 package main
 
 import (

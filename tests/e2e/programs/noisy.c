@@ -1,8 +1,8 @@
-/* What a guest whose kernel was broken into can do to QEMU: have it complain, again and again.
+/* Attack of a compromised guest kernel on QEMU: makes it log errors, again and again.
  *
- *     noisy TIMES     takes the network card from the kernel, and gives it queues that are none
+ *     noisy TIMES     unbinds the network card from its driver, and sets up invalid queues
  *
- * Says how many times QEMU has seen that. For a program that runs as root.
+ * Prints how many times QEMU has processed that. Runs as root.
  */
 
 #include <fcntl.h>

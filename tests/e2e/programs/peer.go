@@ -1,7 +1,7 @@
-// Serves HTTP on a port, telling who it is and whom it hears; or asks, there or at a named pipe, or
-// resolves a name.
+// Serves HTTP on a port, responding with its name and the client's address; or sends a request to a
+// port or a named pipe, or resolves a name.
 //
-// Datagrams are datagram.exe's, beside it: Wine lacks an ioctl that Go's UDP sockets need.
+// datagram.exe, next to it, handles UDP: Wine lacks an ioctl that Go's UDP sockets need.
 package main
 
 import (

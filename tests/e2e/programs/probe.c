@@ -1,5 +1,5 @@
-/* A Linux program in a Windows container, which Wine starts as it starts any other: what it can do
- * there with the kernel. Each line it writes is a name and an error of Linux, 0 where it could.
+/* Linux program in a Windows container, where Wine can start it: tries kernel operations. Each line
+ * of its output is the name of an operation and its errno, 0 if it succeeded.
  */
 
 #define _GNU_SOURCE

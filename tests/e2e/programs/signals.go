@@ -1,4 +1,4 @@
-// Waits for a signal, says which it was, and takes a moment to go.
+// Waits for a signal, prints it, and exits after a moment.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Does what it is told, line by line: repeats it, cries it, floods, or ends. Or serves HTTP.
+// Runs commands from stdin: echoes to stdout or stderr, floods, or exits. Or serves HTTP.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Writes as many pieces as it is told to a file, of as many kibibytes, until they are on the disk:
-// `writer FILE PIECES KIB`, or each of them before the next: `writer FILE PIECES KIB each`. Says how
-// many milliseconds it took, or what went wrong.
+// Writes a number of blocks of the given size to a file and syncs it: `writer FILE BLOCKS KIB`, or
+// syncs after each block: `writer FILE BLOCKS KIB each`. Prints the duration in milliseconds, or
+// the error.
 package main
 
 import (

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The first process of a Windows host: Windows up, then sshd, until a word comes to go down.
-# Bash, since it takes in the dead of others.
+# Process 1 of a Windows host: boots Windows, then runs sshd, until a shutdown is requested.
+# Bash, because it reaps orphaned processes.
 set -u
 . /etc/windows-environment
 

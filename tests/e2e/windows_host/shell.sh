@@ -1,5 +1,5 @@
 #!/bin/sh
-# The shell of the host's user, as sshd starts it: `-c COMMAND`, where `sftp` is the SFTP server.
+# Login shell of the host's user, run by sshd with `-c COMMAND`; `sftp` is the SFTP server.
 set -u
 command=${2-}
 program='C:\windows\system32\shell.exe'

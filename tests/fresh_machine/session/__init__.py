@@ -1,1 +1,1 @@
-"""The session of a user on a guest. Standard library only: it runs with the guest's Python."""
+"""User session on a guest. Standard library only: it runs with the guest's Python."""

@@ -1,4 +1,4 @@
-"""`python3 -m tests.fresh_machine.session`: run the session that the payload asks for."""
+"""`python3 -m tests.fresh_machine.session`: run the session that the payload selects."""
 
 import json
 import os

@@ -16,7 +16,7 @@ _MOST_OUTPUT = 20_000
 
 
 class Failed(Exception):
-    """A step did not do what it promises."""
+    """A step failed."""
 
 
 class Skipped(Exception):
@@ -29,17 +29,17 @@ class HostRefused(Failed):
 
 @dataclass
 class Report:
-    """The open port, and the transcript of the step that runs."""
+    """Open port, and the transcript of the running step."""
 
     port: io.FileIO
     transcript: list[str] = field(default_factory=list)
     group: str = ""
     diagnose: Callable[[], None] = lambda: None
-    """Adds to the transcript of a step that failed."""
+    """Adds to the transcript of a failed step."""
 
     @contextlib.contextmanager
     def step(self, name: str, seconds: float = STEP_SECONDS) -> Iterator[None]:
-        """Run a block as a step; its exception is the step's failure and goes no further."""
+        """Run a block as a step; an exception fails the step and is not propagated."""
         name = f"{self.group}{name}"
         self.transcript.clear()
         self.send(event="step", name=name, seconds=seconds)
@@ -78,7 +78,7 @@ class Report:
         self.send(event="note", text=text)
 
     def ask_host(self, request: str, **data: Any) -> dict[str, Any]:
-        """Have the host do something and return its answer."""
+        """Send a request to the host and return its answer."""
         self.send(event="request", request=request, **data)
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -95,7 +95,7 @@ class Report:
 
 
 def wait_for(what: str, holds: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Poll until a condition returns something true, and return that."""
+    """Poll until a condition returns a true value, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Commands of the session and what the kernel shows of the containers that they start."""
+"""Commands of the session, and the kernel's view of the containers that they start."""
 
 import json
 import os
@@ -24,13 +24,13 @@ _LOG_LINES = 30
 
 @dataclass
 class Shell:
-    """A user's shell: the environment of the commands, each in the report's transcript."""
+    """User's shell: the environment of the commands, each logged in the report's transcript."""
 
     report: Report
     environment: dict[str, str]
 
     def run(self, *command: str, expect: int | None = 0, seconds: float = COMMAND_SECONDS) -> str:
-        """Run a command and return its output; any other exit code than expected is a failure."""
+        """Run a command and return its output; an unexpected exit code is a failure."""
         self.report.log(f"$ {' '.join(command)}")
         began = time.monotonic()
         try:
@@ -61,7 +61,7 @@ class Shell:
         return json.loads(output[start:])
 
     def terminal(self, command: list[str], typed: str, wanted: str, seconds: float) -> str:
-        """Type a line into a command on a terminal, and return all that it printed to its end."""
+        """Type a line into a command on a terminal, and return its complete output."""
         self.report.log(f"$ {' '.join(command)}    (on a terminal)")
         pid, descriptor = pty.fork()
         if pid == 0:
@@ -95,7 +95,7 @@ class Shell:
         return bool(self.containers().get(name, {}).get("state") == "running")
 
     def end_runtime(self, signal: int = 15) -> None:
-        """End the runtime that serves the root, and wait until it is gone."""
+        """Kill the runtime that serves the root, and wait until it is gone."""
         process = serving_pid()
         if process is None:
             return
@@ -104,7 +104,7 @@ class Shell:
         wait_for("the runtime ends", lambda: not Path(f"/proc/{process}/exe").exists())
 
     def log_tail(self) -> None:
-        """Add the ends of winpod's own logs to the transcript."""
+        """Add the last lines of winpod's logs to the transcript."""
         for log in _LOGS:
             if log.exists():
                 lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
@@ -135,14 +135,14 @@ def processes_with(marker: str) -> list[int]:
 
 
 def cgroup_of(marker: str) -> Path:
-    """Return the control group of the container whose program has a marker in its command line."""
+    """Return the cgroup of the container whose program has a marker in its command line."""
     found = wait_for(f"a process with {marker}", lambda: processes_with(marker), 30)
     group = Path(f"/proc/{found[0]}/cgroup").read_text().strip().rpartition(":")[2]
     return CGROUPS / group.lstrip("/")
 
 
 def check_files(folder: Path, expected: Mapping[str, str], report: Report) -> None:
-    """Compare files of a control group with what they must contain."""
+    """Compare files of a cgroup with the expected content."""
     found = {name: (folder / name).read_text().strip() for name in expected}
     report.log(f"{folder}: {found}")
     for name, value in expected.items():

@@ -1,7 +1,7 @@
-"""The steps of a session, in the order in which they run.
+"""Steps of a session, in the order in which they run.
 
-Each step types commands as a user would and checks what they print, and what the kernel shows of
-the containers. A step leaves nothing running that a later one does not need.
+Each step runs commands like a user and checks their output and the kernel's view of the containers.
+A step leaves nothing running that a later one does not need.
 """
 
 import json
@@ -42,7 +42,7 @@ BUILD = "10.0.20348"
 
 @dataclass(frozen=True)
 class Step:
-    """A promise of winpod's; the short session has those that are short."""
+    """Step of a session; the short session has the quick ones."""
 
     name: str
     run: Callable[[Shell, Mapping[str, Any]], None]
@@ -79,7 +79,7 @@ def _run(shell: Shell, settings: Mapping[str, Any], steps: Any) -> None:
 
 
 def _configure(oci_runtime: str, settings: Mapping[str, Any]) -> None:
-    """The short session goes without warm containers: booting them takes the emulated CPU."""
+    """Write the configuration; short sessions have no warm pool, which takes the emulated CPU."""
     CONFIGURATION.parent.mkdir(exist_ok=True)
     lines = ["[runtime]", f'oci_runtime = "{oci_runtime}"']
     if settings["session"] == "short":
@@ -100,7 +100,7 @@ def show_machine(shell: Shell, settings: Mapping[str, Any]) -> None:
     check(init == "systemd", f"process 1 is {init}")
     listed = ("findmnt", "--noheadings", "--output")
     groups = shell.run(*listed, "TARGET,FSTYPE", "-t", "cgroup,cgroup2")
-    check(groups.split() == [str(CGROUPS), "cgroup2"], f"control groups: {groups}")
+    check(groups.split() == [str(CGROUPS), "cgroup2"], f"cgroups: {groups}")
     propagation = shell.run(*listed, "PROPAGATION", "/").strip()
     check(propagation == "shared", f"/ is {propagation}")
     session = Path("/proc/self/cgroup").read_text().strip()
@@ -131,7 +131,7 @@ def run_hello(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def uses_runtime(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """The state of the container is in the files of the OCI runtime that was chosen."""
+    """Check that the container's state is in the files of the selected OCI runtime."""
     del settings
     chosen = tomllib.loads(CONFIGURATION.read_text())["runtime"]["oci_runtime"]
     group = cgroup_of("3601").name
@@ -178,7 +178,7 @@ def update(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def daemon_reload(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """systemd, which owns the root of the hierarchy, leaves winpod's groups alone."""
+    """Check that systemd, which owns the hierarchy, does not change winpod's cgroups."""
     del settings
     group = cgroup_of("3601")
     names = ("memory.max", "cpu.max", "cpu.weight", "pids.max")
@@ -271,7 +271,7 @@ def stop_and_remove(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def transient_unit(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """A runtime that a command of a unit starts, and its containers, outlive the unit."""
+    """Check that a runtime started by a command of a unit, and its containers, outlive the unit."""
     shell.end_runtime()
     shell.run(
         *("systemd-run", "--wait", "--pipe", "--collect", "--quiet"),
@@ -285,7 +285,7 @@ def transient_unit(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def runtime_unit(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """`winpod runtime` as a service: stopping it leaves its containers, the next one finds them."""
+    """Run `winpod runtime` as a service: its containers outlive a stop, the next one finds them."""
     del settings
     shell.end_runtime()
     unit = "winpod-runtime"
@@ -335,7 +335,7 @@ def service_name(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def claim(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """What a pod writes to its claim is there after `down`."""
+    """Check that files written to a claim exist after `down`."""
     del settings
     try:
         shell.winpod("exec", "deploy/web", "--", "cmd", "/c", "echo kept>C:\\data\\kept.txt")
@@ -366,7 +366,7 @@ def refusal(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def node(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """The machine joins a control plane on the host, and runs a pod of its cluster."""
+    """Join a control plane on the host as a node, and run a pod of its cluster."""
     del settings
     given = shell.report.ask_host("control-plane")
     folder = Path("/root/node")
@@ -393,7 +393,7 @@ def node(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def microvm(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """A pod in a microVM, emulated by a guest that is emulated itself."""
+    """Run a pod in a microVM, emulated by a guest that is emulated itself."""
     del settings
     shell.environment["WINPOD_ALLOW_EMULATION"] = "1"
     command = ("run", "--rm", "--isolation", "hypervisor", HELLO, "cmd", "/c", "ver")
@@ -401,7 +401,7 @@ def microvm(shell: Shell, settings: Mapping[str, Any]) -> None:
 
 
 def leave_running(shell: Shell, settings: Mapping[str, Any]) -> None:
-    """In the short session the first container and the played pod still run at power-off."""
+    """Keep the first container and the played pod running for the power-off of a short session."""
     del settings
     _start(shell, "at-poweroff", 3609)
 

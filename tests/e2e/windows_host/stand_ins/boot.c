@@ -1,6 +1,6 @@
-/* Stand-in for what Windows does while it boots: features that waited for it are on afterwards.
+/* Stand-in for the boot of Windows: enables pending features.
  *
- * FEATURES has those of a machine that boots for the first time: `Name=State;Name=State`.
+ * FEATURES has the initial states at the first boot: `Name=State;Name=State`.
  */
 
 #include "stand_in.h"

@@ -1,4 +1,4 @@
-/* Stand-in for certutil: `certutil -hashfile FILE SHA256`. It fails for an empty file, as the real. */
+/* Stand-in for certutil: `certutil -hashfile FILE SHA256`. Fails for an empty file, as on Windows. */
 
 #include "stand_in.h"
 

@@ -1,7 +1,7 @@
-/* Stand-in for dism: features of the running Windows, which Wine does not have.
+/* Stand-in for dism: Windows features, which Wine does not have.
  *
- * /get-featureinfo and /enable-feature /all /norestart of /online, in English. A feature is on after
- * the next boot only.
+ * /get-featureinfo and /enable-feature /all /norestart of /online, in English. A feature is enabled
+ * by the next boot.
  */
 
 #include "stand_in.h"

@@ -1,4 +1,4 @@
-/* Holds a file open and shares it with nobody, until it is ended. For the tests. */
+/* Holds a file open without sharing it, until it is killed. */
 
 #include "stand_in.h"
 

@@ -1,4 +1,4 @@
-/* Stand-in for icacls, which Wine cannot do: it says what was done to the file, and does nothing. */
+/* Stand-in for icacls, which Wine cannot support: prints success, and does nothing. */
 
 #include "stand_in.h"
 

@@ -1,9 +1,9 @@
-/* Stand-in for PowerShell: the statements that instances are asked, word by word, and no others.
+/* Stand-in for PowerShell: only the exact statements that winpod runs on instances.
  *
  *     powershell ... -Command STATEMENT; STATEMENT
  *
- * As on the real one a single network is printed as an object and several as a list, and nobody
- * knows of networks before the Containers feature is on.
+ * Like the original, it prints a single network as an object and several as a list; the network
+ * commands do not exist before the Containers feature is enabled.
  */
 
 #include "stand_in.h"

@@ -1,9 +1,9 @@
-/* Stand-in for sc, since Wine's has no qc, config, qfailure and error texts: the same calls of the
- * real service manager, and what sc prints of them.
+/* Stand-in for sc, because Wine's has no qc, config, qfailure and error texts: calls the real
+ * service manager like sc, and prints its results.
  *
- * What Wine's service manager leaves undone is done here: a service's dependencies are started
- * before it, it is not stopped while others need it, it has stopped when its process has ended, and
- * its failure actions are kept in the registry as Windows keeps them. Nobody acts on those.
+ * It adds what Wine's service manager lacks: dependencies of a service are started before it, it
+ * cannot be stopped while others depend on it, it is stopped once its process has exited, and its
+ * failure actions are stored in the registry like on Windows, but not executed.
  */
 
 #include "stand_in.h"
@@ -32,7 +32,7 @@ static void key_of(const wchar_t *name, wchar_t *key)
     swprintf(key, 512, SERVICES L"\\%ls", name);
 }
 
-/* Names after each other, each with a zero, and one more zero at the end. */
+/* Reads the dependencies: zero-terminated names with another zero at the end. */
 static bool dependencies(const wchar_t *name, wchar_t *names, DWORD room)
 {
     wchar_t key[512];
@@ -43,7 +43,7 @@ static bool dependencies(const wchar_t *name, wchar_t *names, DWORD room)
                          names, &size);
 }
 
-/* A service whose process has ended has stopped, whether it said so or not. */
+/* A service whose process has exited is stopped, whether it reported that or not. */
 static bool status_of(SC_HANDLE service, SERVICE_STATUS_PROCESS *status)
 {
     DWORD needed, code = 0;
@@ -190,7 +190,7 @@ static DWORD start_type(const wchar_t *word, DWORD otherwise)
     return _wcsicmp(word, L"disabled") ? SERVICE_DEMAND_START : SERVICE_DISABLED;
 }
 
-/* `a/b` as the service manager takes it: names with a zero each, and one more; `/` is none. */
+/* Converts `a/b` to a list of zero-terminated names with another zero; `/` is empty. */
 static const wchar_t *dependency_list(const wchar_t *list)
 {
     static wchar_t names[2048];

@@ -1,6 +1,6 @@
-/* Stand-in for programs that are services and cannot be had here: kubelet, kube-proxy, dockerd.
+/* Stand-in for services that are not available here: kubelet, kube-proxy, dockerd.
  *
- * A real service of the service manager, named after its program. It notes each start, with its
+ * A real service of the service manager, named after its program. It logs each start, with its
  * command line, in `C:\windows\temp\stand-in-PROGRAM.log`, and runs until it is stopped.
  */
 

@@ -1,7 +1,7 @@
-/* Stand-in for the end of OpenSSH for Windows that starts a user's shell, which is cmd.
+/* Stand-in for the part of OpenSSH for Windows that starts a user's shell, cmd.
  *
- * The command line comes raw in a variable: as an argument of a Unix program its quotes would not
- * arrive as they were sent.
+ * The command line is passed verbatim in a variable: an argument of a Unix program would lose its
+ * quotes.
  */
 
 #include "stand_in.h"

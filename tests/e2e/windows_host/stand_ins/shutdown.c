@@ -1,5 +1,5 @@
-/* Stand-in for shutdown: /r or /s, with /f and /t SECONDS. It returns at once; the first process of
- * the machine reads the words `reboot SECONDS`.
+/* Stand-in for shutdown: /r or /s, with /f and /t SECONDS. It returns at once; process 1 of the
+ * machine reads the request `reboot SECONDS`.
  */
 
 #include "stand_in.h"

@@ -1,4 +1,4 @@
-/* What the stand-ins share: where the host keeps what Wine has no place for, and how they speak. */
+/* Shared code of the stand-ins: the registry key for state that Wine lacks, and their output. */
 
 #pragma once
 
