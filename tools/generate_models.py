@@ -128,7 +128,7 @@ def _struct(definitions: Definitions, name: str) -> str:
 
 
 def _type_meta(definition: Mapping[str, Any], kind: str) -> Iterator[str]:
-    """Yield the initializer that sets apiVersion and kind of an object: items of lists lack them."""
+    """Yield the initializer of apiVersion and kind, which items of lists lack."""
     types = definition.get("x-kubernetes-group-version-kind", ())
     if len(types) == 1:
         version = "/".join(filter(None, (types[0]["group"], types[0]["version"])))
