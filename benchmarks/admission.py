@@ -1,7 +1,7 @@
-"""What admission costs a pod: through a real API server, with the image known, and many at once.
+"""Cost of admission for a pod: through an API server, with the image cached, and many at once.
 
-Each pod is created twice in turn, where the webhook is asked and in a namespace that is exempt, so
-that both meet the same machine at the same time. The difference is what people pay.
+Each pod is created twice, alternating between a namespace with the webhook and an exempt one, so
+that both have the same load. The difference is the cost of admission.
 
 `python -m benchmarks.admission [PODS] [NODES]`
 """
@@ -47,7 +47,7 @@ def pod(name: str, image: str) -> dict[str, Any]:
 
 
 async def add_node(api: ApiClient, name: str, build: str) -> None:
-    """It is ready: the API server gives every new node a taint that somebody takes away."""
+    """Add a node and make it ready: the API server taints every new node."""
     node = windows_node(name, build, room={"pods": "100000"})
     await api.request("POST", "/api/v1/nodes", node)
     for part, below in (("status", "/status"), ("spec", "")):
@@ -56,7 +56,7 @@ async def add_node(api: ApiClient, name: str, build: str) -> None:
 
 
 async def created(api: ApiClient, namespace: str, body: dict[str, Any]) -> tuple[float, str]:
-    """How long it took, and the class that the pod has."""
+    """Create a pod; return the duration and the pod's RuntimeClass."""
     began = time.perf_counter()
     answer = await api.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
     seconds = time.perf_counter() - began
@@ -72,9 +72,9 @@ async def in_turn(api: ApiClient, image: str, pods: int) -> None:
     rows = {"with": times[_ASKED], "without": times[_EXEMPT]}
     for name, taken in rows.items():
         print(f"{name:8} webhook  p50 {_p(taken, 50):6.2f} ms  p99 {_p(taken, 99):6.2f} ms")
-    for percent in (50, 99):
+    for rank, percent in (("median", 50), ("p99", 99)):
         more = _p(times[_ASKED], percent) - _p(times[_EXEMPT], percent)
-        print(f"admission adds {more:6.2f} ms to the p{percent}")
+        print(f"added to the {rank:6} {more:8.2f} ms")
 
 
 async def at_once(api: ApiClient, image: str) -> None:
@@ -84,7 +84,7 @@ async def at_once(api: ApiClient, image: str) -> None:
     )
     took = time.perf_counter() - began
     classed = sum(bool(name) for _, name in made)
-    print(f"{AT_ONCE} at once: {classed} have a class, all after {took:.2f} s")
+    print(f"{AT_ONCE} pods at once: {classed} with their class after {took:.2f} s")
 
 
 def _p(values: Sequence[float], percent: int) -> float:
@@ -92,7 +92,7 @@ def _p(values: Sequence[float], percent: int) -> float:
 
 
 def print_own_times(operator: OperatorProcess) -> None:
-    """The webhook's own histogram: the bucket that its ninety-ninth percent fall into."""
+    """Print the upper bound of the histogram bucket with the webhook's own p99."""
     for family in text_string_to_metric_families(operator.answer("/metrics")[1]):
         if family.name != "winpod_admission_review_duration_seconds":
             continue
@@ -104,7 +104,7 @@ def print_own_times(operator: OperatorProcess) -> None:
             ]
             total = buckets[-1][1]
             limit = next(le for le, count in buckets if count >= 0.99 * total)
-            print(f"the webhook itself, {webhook}: {total:.0f} answers, p99 within {limit:g} s")
+            print(f"the webhook's own p99, {webhook}: within {limit:g} s ({total:.0f} reviews)")
 
 
 async def add_nodes(plane: ControlPlane, nodes: int) -> None:

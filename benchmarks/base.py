@@ -1,8 +1,10 @@
-"""What the Wine base costs: to build, on the disk, for another Windows build, and to start in.
+"""Cost of the Wine base: build time, disk usage, a prefix for another build, and program starts.
 
-The build is a real one, from Debian's mirror, into a directory of its own; after each step the
-bytes on the disk are counted, so that the table says what each step saved. A cold start is a
-container with a Wine of its own; a warm one is a second program in it. `--keep DIR` keeps the base.
+It is built from Debian's mirror into a separate directory; the disk usage is measured after each
+step, to show what each step saves. A cold start is a container with a new Wine; a warm one is a
+second program in it.
+
+`--keep DIR` keeps the base.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ STARTS = 10
 
 
 class Watch:
-    """Notes when each step began, and how large the tree was then; counting takes no time."""
+    """Record the start of each step and its disk usage; the time to measure it is not counted."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,7 +52,7 @@ class Watch:
         print(f"{'step':<46}{'seconds':>9}{'MB after it':>13}")
         for (name, start, _), (_, stop, size) in zip(self.steps, following, strict=True):
             print(f"{name:<46}{stop - start:>9.1f}{size / 1e6:>13.0f}")
-        print(f"{'whole':<46}{end:>9.1f}{base.size / 1e6:>13.0f}")
+        print(f"{'total':<46}{end:>9.1f}{base.size / 1e6:>13.0f}")
 
 
 def prefix_times(base: Base, folder: Path) -> list[float]:
@@ -65,7 +67,7 @@ def prefix_times(base: Base, folder: Path) -> list[float]:
 
 @contextmanager
 def drive(base: Base, folder: Path) -> Iterator[Path]:
-    """A prefix of Windows Server 2022 with its drive C:."""
+    """Mount a prefix of Windows Server 2022 with its drive C:."""
     prepare_prefix(base, parse_build("2022"), [], folder / "prefix")
     for name in ("upper", "work"):
         (folder / name).mkdir()
@@ -79,7 +81,7 @@ def drive(base: Base, folder: Path) -> Iterator[Path]:
 
 
 def cold_and_warm(base: Base, folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds to the end of `cmd /c echo` in a new container, and as a second program in one."""
+    """Return the seconds of `cmd /c echo` in a new container, and as a second program in one."""
     runc, own = ["runc", "--root", str(folder / "state")], f"winpod-bench-{os.getpid()}"
     bundle = folder / "bundle"
     bundle.mkdir()
@@ -99,7 +101,7 @@ def cold_and_warm(base: Base, folder: Path) -> tuple[list[float], list[float]]:
         name, said = f"{own}-stays", folder / "stays"
         start(name, "echo ready& ping -n 600 127.0.0.1 >nul", said, "--detach")
         try:
-            _wait_for(said, b"ready")  # before, a second program would be in the way of the first
+            _wait_for(said, b"ready")  # the programs must not start at the same time
             warm = []
             for _ in range(STARTS):
                 began = time.perf_counter()
@@ -119,7 +121,7 @@ def _wait_for(file: Path, text: bytes) -> None:
     deadline = time.monotonic() + 30
     while text not in file.read_bytes():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{file} never said {text!r}")
+            raise TimeoutError(f"{file} does not contain {text!r}")
         time.sleep(0.05)
 
 
@@ -130,7 +132,7 @@ def _show(what: str, times: list[float]) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--keep", type=Path, help="build in this directory, and leave it")
+    options.add_argument("--keep", type=Path, help="build in this directory and keep it")
     options.add_argument("--with-32bit", action="store_true")
     chosen = options.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="winpod-bench-"))
@@ -141,7 +143,7 @@ def main() -> None:
         if watch.steps:
             watch.report(base)
         (folder / "prefixes").mkdir()
-        _show("a prefix for another Windows build", prefix_times(base, folder / "prefixes"))
+        _show("prefix for another Windows build", prefix_times(base, folder / "prefixes"))
         (folder / "starts").mkdir()
         cold, warm = cold_and_warm(base, folder / "starts")
         _show("first program, cold (runc and Wine start)", cold)

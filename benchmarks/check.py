@@ -1,8 +1,8 @@
-"""How long `winpod check` takes, and how it grows: 5,000 pods against 500 nodes.
+"""Run time of `winpod check` and its growth: 5,000 pods against 500 nodes.
 
-Every pod is a document of its own, no two alike in name, requests and node pool; images are in an
-OCI layout and no registry is asked. The yardstick is what it takes merely to parse the same YAML
-with the same parser, in the same run, so that the numbers mean something on a noisy machine.
+Every pod is a separate document with its own name, requests and node pool; images are in an OCI
+layout and no registry is used. The reference is the time to parse the same YAML with the same
+parser in the same run, so that ratios are meaningful on a loaded machine.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def write_pods(file: Path, count: int) -> None:
 
 
 def pack_images(folder: Path) -> Path:
-    """Every third image for all builds, the others for one, so that there is something to say."""
+    """Pack every third image for all builds and the others for one, for different results."""
     layout, content = folder / "images", folder / "content"
     content.mkdir()
     (content / "app.txt").write_text("an application\n", "utf-8")
@@ -116,7 +116,7 @@ def parse_seconds(*files: Path) -> float:
 
 
 def check_seconds(pods: Path, nodes: Path, layout: Path, output: Path) -> tuple[float, float]:
-    """Wall time and peak memory (MiB) of one whole command, its start included."""
+    """Return the wall time and peak memory (MiB) of one command, including its start."""
     command = [*WINPOD, "check", "--offline", "--layout", str(layout), "--nodes", str(nodes)]
     start = time.perf_counter()
     with output.open("wb") as stdout:

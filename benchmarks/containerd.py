@@ -1,4 +1,4 @@
-"""Debian's containerd, in a place of its own, for as long as a measurement takes."""
+"""Debian's containerd in a separate directory, for the duration of a measurement."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ conf_dir = "{cni}"
 
 @contextmanager
 def containerd(place: Path, environment: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """One that stores and unpacks images; its socket."""
+    """Run a containerd that stores and unpacks images; yield its socket."""
     with _running(place, *_PULLS_ONLY, environment=environment) as socket:
         yield socket
 
 
 @contextmanager
 def cri_containerd(place: Path, pause: str, cni: Path) -> Iterator[Path]:
-    """One that speaks CRI, with an image that a sandbox's first process is from; its socket."""
+    """Run a containerd with CRI and this pause image; yield its socket."""
     first, rest = _CRI
     with _running(place, first, rest.format(pause=pause, cni=cni)) as socket:
         yield socket

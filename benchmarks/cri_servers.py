@@ -1,8 +1,8 @@
-"""winpod and containerd as servers of the CRI, set up alike: the same Wine, the same CNI plugins.
+"""winpod and containerd as CRI servers with the same setup: the same Wine, the same CNI plugins.
 
-containerd runs the Wine base as an image for Linux; winpod runs a Windows image over it. Both have
-the same small Windows program in C:. All that containerd starts is under one limit of processes
-and memory, because its containers have none of processes.
+containerd runs the Wine base as a Linux image; winpod runs a Windows image over it. Both have the
+same small Windows program in C:. All processes of containerd are in one cgroup with limits of
+processes and memory, because its containers have no limit of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMITS = {"pids/pids.max": "4000", "memory/memory.limit_in_bytes": str(16 << 30
 
 @dataclass(slots=True)
 class Server:
-    """Where it listens, which image has the program, and what goes before a Windows command."""
+    """CRI server: its socket, the image with the program, and the prefix of Windows commands."""
 
     name: str
     socket: Path
@@ -46,30 +46,30 @@ class Server:
     handler: str = ""
 
     @property
-    def shells(self) -> list[Path]:
+    def silos(self) -> list[Path]:
         return list((self.folder / "root/runtime/warm").glob("*"))
 
     def until_warm(self) -> None:
-        """All shells that are to wait do so, and have come to rest."""
+        """Wait until the warm pool is full and idle."""
         deadline = time.monotonic() + 120
-        while sum(1 for shell in self.shells if _memory_of(shell)) < self.warm:
+        while sum(1 for silo in self.silos if _memory_of(silo)) < self.warm:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} never had {self.warm} shells that wait")
+                raise TimeoutError(f"{self.name} did not fill its warm pool of {self.warm} silos")
             time.sleep(0.1)
         time.sleep(1)
 
     def report_memory(self) -> None:
-        """What only waits: a page that several have counts for each in part."""
-        shells = [_memory_of(shell) for shell in self.shells]
+        """Print the proportional set size of the warm silos and of the runtime."""
+        silos = [_memory_of(silo) for silo in self.silos]
         print(
-            f"{self.name}: {statistics.median(shells) / 1e6:.0f} MB for each of {len(shells)} "
-            f"shells that wait, {_proportional(self.pid) / 1e6:.0f} MB for the runtime"
+            f"{self.name}: {statistics.median(silos) / 1e6:.0f} MB for each of {len(silos)} "
+            f"warm silos, {_proportional(self.pid) / 1e6:.0f} MB for the runtime"
         )
 
 
-def _memory_of(shell: Path) -> int:
+def _memory_of(silo: Path) -> int:
     try:
-        group = GROUPS / "pids/winpod" / (shell / "id").read_text()
+        group = GROUPS / "pids/winpod" / (silo / "id").read_text()
         processes = (group / "cgroup.procs").read_text().split()
     except OSError:
         return 0
@@ -149,7 +149,7 @@ def _limited() -> Iterator[None]:
 
 
 def _write_cni(number: int, folder: Path) -> Path:
-    """The network of one server: alike for all, but for its name and addresses."""
+    """Write the CNI configuration of one server; only its name and addresses differ."""
     directory = folder / "cni"
     directory.mkdir()
     ipam = {

@@ -1,6 +1,6 @@
-"""What deciding about a pod costs, in time of the processor, with many nodes and no API server.
+"""CPU time of the admission reviews of a pod, with many nodes and without an API server.
 
-Both questions that an API server asks of a pod are answered: what is added, and whether it runs.
+Both reviews of a pod are run: mutating and validating.
 
 `python -m benchmarks.deciding [NODES]`
 """
@@ -36,17 +36,19 @@ Wrote = Callable[[int], dict[str, Any]]
 
 
 def by_name(number: int) -> dict[str, Any]:
-    """As a DaemonSet's pods have it."""
+    """Select a node by name, like the pods of a DaemonSet."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [f"n{number}"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return {"affinity": {"nodeAffinity": required}}
 
 
 KINDS: dict[str, Wrote] = {
-    "a pod that says nothing": lambda _: {},
-    "for one host by its label": lambda n: {"nodeSelector": {"kubernetes.io/hostname": f"n{n}"}},
-    "for one node, as of a DaemonSet": by_name,
-    "larger than every node": lambda n: {"resources": {"requests": {"cpu": f"{65 + n}"}}},
+    "a pod without constraints": lambda _: {},
+    "a pod for one host, by its label": lambda n: {
+        "nodeSelector": {"kubernetes.io/hostname": f"n{n}"}
+    },
+    "a pod for one node, as of a DaemonSet": by_name,
+    "a pod larger than every node": lambda n: {"resources": {"requests": {"cpu": f"{65 + n}"}}},
 }
 
 
@@ -56,12 +58,12 @@ def pod(spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "spec": {"containers": [container], **spec}}
 
 
-def answer(cluster: Cluster, obj: dict[str, Any]) -> float:
-    """In milliseconds."""
-    met = SelectionContext(cluster, OperatorSettings(), {})
+def review_time(cluster: Cluster, obj: dict[str, Any]) -> float:
+    """Run both reviews; return the CPU time in milliseconds."""
+    context = SelectionContext(cluster, OperatorSettings(), {})
     began = time.thread_time()
-    mutate_pod(obj, met, _LOOKED)
-    review_pod(obj, met, _LOOKED)
+    mutate_pod(obj, context, _LOOKED)
+    review_pod(obj, context, _LOOKED)
     return (time.thread_time() - began) * 1000
 
 
@@ -72,8 +74,8 @@ def changed(cluster: Cluster, node: Node) -> tuple[float, Cluster]:
     return (time.thread_time() - began) * 1000, new
 
 
-def show(what: str, taken: list[float]) -> None:
-    print(f"{what:34} median {statistics.median(taken):6.2f} ms  most {max(taken):6.2f} ms")
+def show(title: str, taken: list[float]) -> None:
+    print(f"{title:38} median {statistics.median(taken):6.2f} ms  max {max(taken):6.2f} ms")
 
 
 def main(nodes: int = NODES) -> None:
@@ -83,18 +85,18 @@ def main(nodes: int = NODES) -> None:
     cluster = Cluster(map(Node.from_object, objects), map(RuntimeClass.from_object, known))
     warm_up(cluster)
     print(f"{nodes} nodes")
-    for what, wrote in KINDS.items():
-        show(what, [answer(cluster, pod(wrote(number))) for number in range(PODS)])
-    for what, change in {
-        "a node whose pods have changed": {"allocated": (("cpu", Decimal(1)),)},
-        "a node that has changed itself": {"unschedulable": True},
+    for title, spec in KINDS.items():
+        show(title, [review_time(cluster, pod(spec(number))) for number in range(PODS)])
+    for title, change in {
+        "cost of a pod change": {"allocated": (("cpu", Decimal(1)),)},
+        "cost of a node change": {"unschedulable": True},
     }.items():
         taken = []
         for number in range(PODS):
             node: Any = replace(cluster.nodes[number % nodes], **change)  # type: ignore[arg-type]
             seconds, cluster = changed(cluster, node)
             taken.append(seconds)
-        show(what, taken)
+        show(title, taken)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A pod in a microVM, beside the same pod under process isolation, beside a cold boot of the same
-guest, and beside the boot of its bare kernel, which is the floor.
+"""Pod in a microVM, compared with process isolation, a cold boot and the boot of the bare kernel.
 
-They take turns, and the median of the rounds counts. What a pod costs beyond what its container
-uses is the overhead that its RuntimeClass should state.
+The cold boot is that of the same guest; the bare kernel is the lower limit. They alternate, and the
+result is the median of the rounds. The memory of a pod in addition to its container is the overhead
+that its RuntimeClass should state.
 
     WINPOD_ALLOW_EMULATION=1 unshare --net python -m benchmarks.hypervisor
 """
@@ -37,12 +37,12 @@ from winpod.images.base.builder import build_base
 from winpod.windows.handlers import HYPERVISOR_HANDLER
 
 ROUNDS = 5
-CLONE, PROCESS = "microVM, cloned", "process isolation"
-COLD, KERNEL = "microVM, cold boot to the first line", "bare kernel, boot to its first process"
+CLONE, PROCESS = "microVM, cloned from the template", "process isolation, warm pool"
+COLD, KERNEL = "microVM, booted", "bare kernel, booted to its first process"
 
 
 async def one_pod(server: Server, client: CriClient) -> tuple[float, dict[str, float], int]:
-    """Seconds to the first line, those of the steps, and bytes beyond the container's own."""
+    """Return the seconds to the first line, those of the steps, and the memory overhead."""
     server.until_warm()
     pod = Pod(server, client)
     begun = time.perf_counter()
@@ -53,14 +53,14 @@ async def one_pod(server: Server, client: CriClient) -> tuple[float, dict[str, f
     stats = (await client.call("ContainerStats", request)).stats
     group = GROUPS / f"memory/winpod/vm-{pod.sandbox}/memory.usage_in_bytes"
     used = int(group.read_text()) if group.exists() else 0
-    beyond = used - stats.memory.working_set_bytes.value if used else 0
+    overhead = used - stats.memory.working_set_bytes.value if used else 0
     await pod.stop()
     await pod.remove()
-    return line, pod.seconds, beyond
+    return line, pod.seconds, overhead
 
 
 async def cold_boot(template: Template) -> tuple[float, float]:
-    """Seconds to the guest's first process, and to the first line of a Windows program."""
+    """Return the seconds to the guest's first process, and to a Windows program's first line."""
     with tempfile.TemporaryDirectory(prefix="winpod-cold-") as name:
         folder = Path(name)
         begun = time.perf_counter()
@@ -70,12 +70,12 @@ async def cold_boot(template: Template) -> tuple[float, float]:
             link = await start_agent_link(folder, WARM, folder / "agent.sock")
             agent = AgentClient(folder / "agent.sock")
             await agent.ping()
-            said = await agent.run(Program("cmd /c echo ready"))
+            output = (await agent.run(Program("cmd /c echo ready"))).output
             line = time.perf_counter() - begun
             link.kill()
             await link.wait()
-    if b"ready" not in said.output:
-        raise RuntimeError(f"the guest said {said.output!r}")
+    if b"ready" not in output:
+        raise RuntimeError(f"unexpected output of the guest: {output!r}")
     return kernel, line
 
 
@@ -84,14 +84,14 @@ async def compare(
 ) -> None:
     lines: dict[str, list[float]] = {name: [] for name in (PROCESS, CLONE, COLD, KERNEL)}
     steps: list[dict[str, float]] = []
-    beyond: list[int] = []
+    overhead: list[int] = []
     async with AsyncExitStack() as stack:
         clients = {name: CriClient(f"unix:{server.socket}") for name, server in servers.items()}
         for name, client in clients.items():
             stack.push_async_callback(client.close)
             await until_up(servers[name], client)
             stack.push_async_callback(remove_pods, client)
-        await one_pod(servers[CLONE], clients[CLONE])  # which makes the template
+        await one_pod(servers[CLONE], clients[CLONE])  # creates the template
         (kept,) = (servers[CLONE].folder / "root/templates").glob("[!.]*")
         template = Template(kept, kit, accelerator)
         for _ in range(ROUNDS):
@@ -100,27 +100,27 @@ async def compare(
                 lines[name].append(line)
                 if name == CLONE:
                     steps.append(parts)
-                    beyond.append(more)
+                    overhead.append(more)
             kernel, cold = await cold_boot(template)
             lines[KERNEL].append(kernel)
             lines[COLD].append(cold)
     report({name: statistics.median(times) for name, times in lines.items()})
     for step in STEPS:
         print(f"  {step:<42}{statistics.median(one[step] for one in steps):>9.2f} s")
-    print(f"beyond the container's own memory: {statistics.median(beyond) / (1 << 20):.0f} MiB")
+    print(f"memory in addition to the container: {statistics.median(overhead) / (1 << 20):.0f} MiB")
 
 
 def report(medians: dict[str, float]) -> None:
     clone = medians[CLONE]
-    print(f"{LINE:<44}{'seconds':>9}{'the clone is':>16}")
+    print(f"{LINE:<44}{'seconds':>9}{'clone, relative':>16}")
     for name, seconds in medians.items():
         print(f"{name:<44}{seconds:>9.2f}{clone / seconds:>14.2f} x")
-    print(f"the clone less the bare kernel: {clone - medians[KERNEL]:+.2f} s", flush=True)
+    print(f"clone minus bare kernel: {clone - medians[KERNEL]:+.2f} s", flush=True)
 
 
 def main() -> None:
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
-        sys.exit("it needs a network of its own: unshare --net python -m benchmarks.hypervisor")
+        sys.exit("run it in a new network namespace: unshare --net python -m benchmarks.hypervisor")
     found = find_accelerator(allow_emulation=os.environ.get(ALLOW) == "1")
     if found.unavailable_reason:
         sys.exit(found.unavailable_reason)
@@ -133,9 +133,9 @@ def main() -> None:
         guest = stack.enter_context(winpod(CLONE, base, 0, 2, folder / "guest"))
         link_kit(folder / "guest/root")
         guest.handler = HYPERVISOR_HANDLER.name
-        print(f"{found.accelerator}; load of the machine: {os.getloadavg()[0]:.1f}")
+        print(f"{found.accelerator}; load at the start: {os.getloadavg()[0]:.1f}")
         asyncio.run(compare({PROCESS: process, CLONE: guest}, kit, found.accelerator))
-        print(f"load of the machine now: {os.getloadavg()[0]:.1f}")
+        print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

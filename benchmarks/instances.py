@@ -1,11 +1,10 @@
-"""Two hundred instances configured at once over real SSH, beside one after the other.
+"""Two hundred instances configured in parallel over SSH, compared with one after the other.
 
-The instances are stand-ins in a process of their own: real SSH servers with real files, and a
-Windows that answers from memory, each script after a fifth of a second, as PowerShell alone takes.
-So what is measured is the side that has to keep up: connections, transfers, decisions.
-
-The yardsticks are the same work one instance after the other, and the ssh of OpenSSH, which is
-started for one script on one instance and does not yet say anything about what it found.
+The instances are stand-ins in a separate process: real SSH servers with real files, and a Windows
+that responds from memory, to each script after a fifth of a second, which PowerShell alone takes.
+So the client side is measured: connections, transfers, decisions. The references are the same work
+one instance after the other, and OpenSSH's ssh, started for one script on each instance without
+evaluating its output.
 
 `python -m benchmarks.instances [INSTANCES] [AT_ONCE]`
 """
@@ -72,7 +71,7 @@ def desired_state(folder: Path) -> DesiredState:
 
 
 async def run_stand_ins(folder: Path, count: int) -> None:
-    """The other process: so many Windows Servers, until nobody reads what it says."""
+    """Run this many Windows Servers in the other process, until its standard input is closed."""
     key = asyncssh.generate_private_key("ssh-ed25519")
     (folder / "key").write_bytes(key.export_private_key())
     async with AsyncExitStack() as stack:
@@ -141,7 +140,7 @@ async def read_all(fleet: Fleet, desired: DesiredState, at_once: int) -> float:
 
 
 def plain_ssh(fleet: Fleet, at_once: int) -> float:
-    """One ssh for each instance, so many at a time, as xargs does it."""
+    """Run one ssh for each instance, this many in parallel, with xargs."""
     options = (
         "-F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     )
@@ -168,13 +167,13 @@ def main(count: int = INSTANCES, at_once: int = DEFAULT_PARALLELISM) -> None:
             reading = asyncio.run(read_all(fleet, desired, at_once))
             plain = plain_ssh(fleet, at_once)
     megabytes = len(rest) * FILES * FILE_BYTES / 1e6
-    print(f"{len(rest)} instances, {at_once} at once, {FILES} files and 4 services each")
-    print(f"configured and read again: {taken:.0f} s, {megabytes / taken:.0f} MB/s")
-    print(f"one after the other, by {len(few)} of them: {one_by_one:.0f} s")
+    print(f"{len(rest)} instances, {at_once} in parallel, {FILES} files and 4 services each")
+    print(f"configured and verified: {taken:.0f} s, {megabytes / taken:.0f} MB/s")
+    print(f"one after the other, extrapolated from {len(few)}: {one_by_one:.0f} s")
     print(f"ratio: {taken / one_by_one:.3f}")
-    print(f"memory: {before:.0f} MB before, {peak:.0f} MB at the peak")
-    print(f"read all {count} that are as they should be: {reading:.1f} s")
-    print(f"plain ssh, one script on each: {plain:.1f} s; ratio {reading / plain:.2f}")
+    print(f"memory: {before:.0f} MB before the run, {peak:.0f} MB peak")
+    print(f"{count} configured instances read: {reading:.1f} s")
+    print(f"one script on each with ssh: {plain:.1f} s; ratio {reading / plain:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Seconds by the clock, and seconds of CPU, which say more where others use the machine."""
+"""Wall time and CPU time; CPU time is more meaningful on a loaded machine."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class Taken:
 
 
 def measure(work: Callable[[], None]) -> Taken:
-    """What some work takes, with the processes that it starts and that end with it."""
+    """Measure a function, including the child processes that it starts and waits for."""
     clock, cpu = time.perf_counter(), _cpu()
     work()
     return Taken(time.perf_counter() - clock, _cpu() - cpu)
 
 
 def _cpu() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(one) for one in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def report(title: str, times: Mapping[str, Sequence[Taken]]) -> None:
-    """The medians of some ways to do the same, beside winpod's."""
+    """Print the medians of several tools, relative to winpod's."""
     medians = {
-        who: Taken(
+        tool: Taken(
             statistics.median(one.clock for one in taken),
             statistics.median(one.cpu for one in taken),
         )
-        for who, taken in times.items()
+        for tool, taken in times.items()
     }
-    ours = medians["winpod"]
-    for who, median in medians.items():
+    winpod = medians["winpod"]
+    for tool, median in medians.items():
         print(
-            f"{title:12} {who:20}"
-            f" {median.clock:6.2f} s {median.clock / ours.clock:5.2f} x winpod"
-            f"   CPU {median.cpu:6.2f} s {median.cpu / ours.cpu:5.2f} x winpod",
+            f"{title:12} {tool:22}"
+            f" {median.clock:6.2f} s {median.clock / winpod.clock:5.2f} x winpod"
+            f"   CPU {median.cpu:6.2f} s {median.cpu / winpod.cpu:5.2f} x winpod",
             flush=True,
         )

@@ -1,8 +1,8 @@
-"""A thousand simulated Windows nodes with ten pods each, beside KWOK, with a real API server.
+"""A thousand simulated Windows nodes with ten pods each, compared with KWOK, with an API server.
 
-Pods are bound when they are made, so that neither waits for a scheduler. Both have an API server of
-their own, one after the other. winpod's nodes admit pods, start them through a runtime, tell events
-and register themselves; KWOK's follow a script, and somebody else makes their Node objects.
+Pods are bound when they are created, so that neither waits for a scheduler. Each is measured with a
+new API server, one after the other. winpod's nodes admit pods, start them through a runtime, record
+events and register themselves; KWOK's follow a script, and their Node objects are created for them.
 
 `python -m benchmarks.nodes [NODES] [PODS]`
 """
@@ -37,7 +37,7 @@ PATIENCE = 1800
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of CPU, and megabytes."""
+    """CPU seconds, and megabytes of memory."""
 
     cpu: float
     memory: float
@@ -60,7 +60,7 @@ async def at_once(works: Iterable[Awaitable[object]]) -> None:
 
 
 async def until(what: str, api: ApiClient, count: int) -> float:
-    """Seconds until so many nodes are ready, or pods run."""
+    """Wait until this many nodes are ready, or pods run; return the seconds."""
     began = time.perf_counter()
     while time.perf_counter() - began < PATIENCE:
         path = f"/api/v1/{what}"
@@ -73,7 +73,7 @@ async def until(what: str, api: ApiClient, count: int) -> float:
             if len((await api.list(v1.Pod, path, running)).items) >= count:
                 return time.perf_counter() - began
         await asyncio.sleep(1)
-    sys.exit(f"not all {what} are there after {PATIENCE} s")
+    sys.exit(f"not all {what} are ready after {PATIENCE} s")
 
 
 def _is_ready(node: v1.Node) -> bool:
@@ -94,10 +94,10 @@ def pod_on(node: str, number: int) -> v1.Pod:
     )
 
 
-async def measure(who: str, pid: int, api: ApiClient, nodes: int, pods: int) -> None:
+async def measure(tool: str, pid: int, api: ApiClient, nodes: int, pods: int) -> None:
     ready = await until("nodes", api, nodes)
     registered = cost_of(pid)
-    print(f"{who:8} {nodes} nodes ready{ready:>10.0f} s  CPU {registered.cpu:6.1f} s", flush=True)
+    print(f"{tool:8} {nodes} nodes ready{ready:>10.0f} s  CPU {registered.cpu:6.1f} s", flush=True)
     began = time.perf_counter()
     path = "/api/v1/namespaces/scale/pods"
     names = [f"win-{number}" for number in range(nodes)]
@@ -106,13 +106,13 @@ async def measure(who: str, pid: int, api: ApiClient, nodes: int, pods: int) -> 
     await until("pods", api, nodes * pods)
     running, cost = time.perf_counter() - began, cost_of(pid)
     print(
-        f"{who:8} {nodes * pods} pods created {created:.0f} s, running {running:.0f} s"
+        f"{tool:8} {nodes * pods} pods created {created:.0f} s, running {running:.0f} s"
         f"  CPU {cost.cpu - registered.cpu:6.1f} s  memory {cost.memory:6.0f} MB",
         flush=True,
     )
     await asyncio.sleep(IDLE_SECONDS)
     idle = (cost_of(pid).cpu - cost.cpu) / IDLE_SECONDS
-    print(f"{who:8} afterwards{idle * 100:>10.1f} % of a CPU", flush=True)
+    print(f"{tool:8} afterwards{idle * 100:>10.1f} % of a processor", flush=True)
 
 
 async def winpod(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
@@ -130,7 +130,7 @@ async def winpod(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> 
         process.stop()
 
 
-async def other(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
+async def kwok(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
     command = [*kwok_command(), "--kubeconfig", str(cluster.kubeconfig), "--manage-all-nodes=true"]
     command += ["--cidr=10.0.0.1/8", "--node-lease-duration-seconds=40"]
     process = ServerProcess("kwok", command, folder / "kwok.log")
@@ -148,7 +148,7 @@ async def other(cluster: ControlPlane, folder: Path, nodes: int, pods: int) -> N
 
 
 def main(nodes: int = NODES, pods: int = PODS) -> None:
-    for run in (winpod, other):
+    for run in (winpod, kwok):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             quiet = ControlPlane(folder / "cluster", scheduler=False, controller_manager=False)

@@ -1,9 +1,9 @@
 """The operator in a cluster of 2,000 nodes and 20,000 pods, with a real API server.
 
-Nodes and pods are objects only, of the size that kubelets give them: nothing runs. Measured are the
-time from the operator's start until every class is made and every node labelled, the same when all
-of it is done already, the time until one change has its class, what it costs when nothing changes,
-and memory, beside a process that keeps the same objects whole, as most controllers do.
+Nodes and pods are objects only, of the size that kubelets write: nothing runs. The results are the
+time from the operator's start until all classes are created and all nodes labelled, the same with
+existing labels, the time until one change has its class, the CPU usage when nothing changes, and
+the memory, compared with a process that keeps the complete objects, like most controllers.
 
 `python -m benchmarks.operator [NODES] [PODS]`
 """
@@ -42,7 +42,7 @@ CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
 def node_of(number: int) -> dict[str, Any]:
-    """Every tenth is Linux; images and conditions are as many as a kubelet tells."""
+    """Return a node with the images and conditions of a kubelet; every tenth is Linux."""
     name = f"node-{number}"
     handlers = (PROCESS, HYPERVISOR)
     build = BUILDS[number % 2]
@@ -151,13 +151,13 @@ async def add_pod(api: ApiClient, number: int, nodes: int) -> None:
 
 
 async def until(holds: Callable[[], Awaitable[bool]], pause: float) -> float:
-    """Seconds until it holds."""
+    """Wait until the condition holds; return the seconds."""
     began = time.perf_counter()
     while time.perf_counter() - began < PATIENCE:
         if await holds():
             return time.perf_counter() - began
         await asyncio.sleep(pause)
-    sys.exit(f"not so after {PATIENCE:.0f} s")
+    sys.exit(f"condition did not hold within {PATIENCE:.0f} s")
 
 
 async def has_class(api: ApiClient, name: str) -> bool:
@@ -165,7 +165,7 @@ async def has_class(api: ApiClient, name: str) -> bool:
 
 
 async def is_done(api: ApiClient) -> bool:
-    """Classes of all builds, and no Windows node without its label."""
+    """Return whether all builds have their class, and all Windows nodes their label."""
     lacking = {"labelSelector": "kubernetes.io/os=windows,!winpod.dev/isolation"}
     for name in ("windows-2019", "windows-2022"):
         if not await has_class(api, name):
@@ -191,7 +191,7 @@ def operator(folder: Path, plane: ControlPlane) -> Any:
 
 
 async def reaction(api: ApiClient, build: str) -> float:
-    """Seconds from a node of a new build to its class."""
+    """Return the seconds from a node of a new build to its class."""
     number = build.rpartition(".")[2]
     node = windows_node(f"new-{number}", build, runtime="containerd://2.1.0")
     names = {"26100": "2025", "18362": "1903", "18363": "1909", "19041": "2004", "19042": "20h2"}
@@ -200,7 +200,7 @@ async def reaction(api: ApiClient, build: str) -> float:
 
 
 async def keep_whole(kubeconfig: Path, is_known: Path) -> None:
-    """The yardstick: every object as it comes, in the types of the API."""
+    """Keep every watched object completely, in the API's types, as the reference."""
     api = ApiClient(read_kubeconfig(kubeconfig))
     nodes = Informer(api, v1.Node, "/api/v1/nodes")
     pods = Informer(api, v1.Pod, "/api/v1/pods")
@@ -215,11 +215,11 @@ async def fill(api: ApiClient, nodes: int, pods: int) -> None:
     began = time.perf_counter()
     await at_once(add_node(api, node_of(number)) for number in range(nodes))
     await at_once(add_pod(api, number, nodes) for number in range(pods))
-    print(f"{nodes} nodes and {pods} pods were made in {time.perf_counter() - began:.0f} s")
+    print(f"{nodes} nodes and {pods} pods created in {time.perf_counter() - began:.0f} s")
 
 
-def told(what: str, seconds: float, cpu: float) -> None:
-    print(f"operator   {what:24} {seconds:6.1f} s   CPU {cpu:5.1f} s", flush=True)
+def print_result(title: str, seconds: float, cpu: float) -> None:
+    print(f"operator   {title:24} {seconds:6.1f} s   CPU {cpu:5.1f} s", flush=True)
 
 
 async def measure(plane: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
@@ -228,10 +228,10 @@ async def measure(plane: ControlPlane, folder: Path, nodes: int, pods: int) -> N
     with operator(folder, plane) as running:
         first = await until(lambda: is_done(api), 0.1)
         cost = cost_of(running.pid)
-        told("classes and labels made", first, cost.cpu)
+        print_result("classes and labels", first, cost.cpu)
         reactions = [await reaction(api, build) for build in COMING]
         print(
-            f"operator   a class for a new build {statistics.median(reactions):6.2f} s"
+            f"operator   new build to its class  {statistics.median(reactions):6.2f} s"
             f"   (slowest {max(reactions):.2f} s)",
             flush=True,
         )
@@ -240,13 +240,13 @@ async def measure(plane: ControlPlane, folder: Path, nodes: int, pods: int) -> N
         await asyncio.sleep(IDLE_SECONDS)
         idle = cost_of(running.pid)
         share = (idle.cpu - before) / IDLE_SECONDS
-        print(f"operator   when nothing changes    {share:6.1%} of a CPU", flush=True)
-        ours = idle.memory
+        print(f"operator   when nothing changes    {share:6.1%} of a processor", flush=True)
+        memory = idle.memory
     await api.request("DELETE", CLASSES)
     with operator(folder, plane) as running:
         again = await until(lambda: is_done(api), 0.1)
         cost = cost_of(running.pid)
-        told("started again, classes", again, cost.cpu)
+        print_result("classes, existing labels", again, cost.cpu)
     is_known = folder / "known"
     command = ("-m", "benchmarks.operator", "whole", str(plane.kubeconfig), str(is_known))
     with process(folder, "whole", *command) as running:
@@ -257,8 +257,8 @@ async def measure(plane: ControlPlane, folder: Path, nodes: int, pods: int) -> N
         await until(knows, 0.1)
         await asyncio.sleep(5)
         whole = cost_of(running.pid).memory
-    kept = f"objects kept whole {whole:.0f} MB"
-    print(f"operator   memory {ours:.0f} MB; {kept}: {whole / ours:.1f} x")
+    kept = f"complete objects {whole:.0f} MB"
+    print(f"operator   memory {memory:.0f} MB; {kept}: {whole / memory:.1f} x")
     await api.close()
 
 

@@ -1,8 +1,8 @@
-"""When what happens to pods, as a watch of the API server sees it, and what their node took for it.
+"""Times of the lifecycle of pods, from a watch of the API server and from the node's metrics.
 
-Times of a pod at the API server have whole seconds, so the watch's own clock is read. What a node
-took for its calls is in its metrics, as sums: the difference of two looks is what the pods between
-them took. All parts are means over the pods, so they add up.
+Timestamps of a pod in the API have whole seconds, so the watch's own clock is used. The node's
+metrics have the sums of its call durations: the difference of two samples is that of the pods
+between them. All parts are means over the pods, so they add up.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from winpod.k8s.client import ApiClient
 from winpod.k8s.models import core_v1 as v1
 
-PATIENCE = 600
-READY, RUNS, GONE, ENDS = "apply to Ready", "on the node", "delete to gone", "on the node, ending"
-WAITS, TOLD, REST = "waits for its turn", "status told", "told, let go, waiting"
+TIMEOUT = 600
+READY, RUNS = "mean of the pods: Ready", "on the node"
+GONE, ENDS = "mean of the pods: gone", "on the node, termination"
+WAITS, STATUS = "waiting", "status update"
+REST = "status updates, final deletion, waiting"
 START_CALLS = {
-    "sandbox: shell, network": ("run_podsandbox",),
+    "sandbox: silo, CNI": ("run_podsandbox",),
     "image": ("image_status", "pull_image"),
     "create": ("create_container",),
     "start": ("start_container",),
-    "looking what it is": ("podsandbox_status",),
+    "runtime status": ("podsandbox_status",),
 }
 END_CALLS = {
     "stop the container": ("stop_container",),
@@ -35,25 +37,25 @@ END_CALLS = {
     "remove both": ("remove_container", "remove_podsandbox"),
 }
 PART_OF = {
-    "created": READY,
-    "scheduled": READY,
+    "pod created": READY,
+    "pod bound": READY,
     RUNS: READY,
-    **dict.fromkeys(("seen", "volumes made", *START_CALLS, WAITS, TOLD), RUNS),
-    "told to end": GONE,
+    **dict.fromkeys(("seen by the node", "volumes", *START_CALLS, WAITS, STATUS), RUNS),
+    "deletion requested": GONE,
     ENDS: GONE,
     **dict.fromkeys((*END_CALLS, "volumes removed", REST), ENDS),
 }
-"""What each part is a part of."""
+"""Each part with the part that contains it."""
 Parts = dict[str, float]
 _CALLS = "kubelet_runtime_operations_duration_seconds"
 _VOLUMES = "winpod_node_pod_volumes_duration_seconds"
 _STARTS = "kubelet_pod_start_duration_seconds"
-_TOLD = "kubelet_pod_status_sync_duration_seconds"
+_STATUS_UPDATES = "kubelet_pod_status_sync_duration_seconds"
 
 
 @dataclass(slots=True)
 class PodTimes:
-    """Seconds since 1970, each the first time that it was so; 0 for what has not been."""
+    """Unix time of the first observation of each state; 0 if not observed."""
 
     created: float = 0.0
     bound: float = 0.0
@@ -63,15 +65,15 @@ class PodTimes:
 
     def take(self, kind: str, pod: v1.Pod, now: float) -> None:
         conditions = (pod.status and pod.status.conditions) or ()
-        holds = {
+        observed = {
             "created": True,
             "bound": pod.spec and pod.spec.nodeName,
             "ready": any(one.type == "Ready" and one.status == "True" for one in conditions),
             "deleting": pod.metadata and pod.metadata.deletionTimestamp,
             "gone": kind == "DELETED",
         }
-        for name, is_so in holds.items():
-            if is_so and not getattr(self, name):
+        for name, holds in observed.items():
+            if holds and not getattr(self, name):
                 setattr(self, name, now)
 
 
@@ -81,7 +83,7 @@ class Watched:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until_all(self, count: int, has: Callable[[PodTimes], float]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while sum(1 for pod in self.pods.values() if has(pod)) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -95,7 +97,7 @@ class Watched:
 
 @asynccontextmanager
 async def watching(api: ApiClient, namespace: str) -> AsyncIterator[Watched]:
-    """From now on; the namespace has no pods yet."""
+    """Watch from now on; the namespace has no pods yet."""
     path, watched = f"/api/v1/namespaces/{namespace}/pods", Watched()
     version = (await api.list(v1.Pod, path, {})).version
 
@@ -116,7 +118,7 @@ async def watching(api: ApiClient, namespace: str) -> AsyncIterator[Watched]:
 
 
 Sums = dict[tuple[str, str], float]
-"""Seconds of a histogram, by its name and the operation, and under `NAME_count` how often."""
+"""Seconds of histograms by name and operation; `NAME_count` has the number of observations."""
 
 
 def sums_of(page: str) -> Sums:
@@ -134,7 +136,7 @@ def between(before: Sums, after: Sums) -> Sums:
 
 
 def total(page: str, name: str) -> float:
-    """One metric, of all pods."""
+    """Return the sum of one metric over all pods."""
     samples = (one for family in text_string_to_metric_families(page) for one in family.samples)
     return sum(sample.value for sample in samples if sample.name == name)
 
@@ -142,35 +144,36 @@ def total(page: str, name: str) -> float:
 def start_parts(watched: Watched, began: float) -> Parts:
     return {
         READY: watched.mean(lambda pod: pod.ready) - began,
-        "created": watched.mean(lambda pod: pod.created) - began,
-        "scheduled": watched.mean(lambda pod: pod.bound - pod.created),
+        "pod created": watched.mean(lambda pod: pod.created) - began,
+        "pod bound": watched.mean(lambda pod: pod.bound - pod.created),
         RUNS: watched.mean(lambda pod: pod.ready - pod.bound),
     }
 
 
 def start_on_node(watched: Watched, took: Sums) -> Parts:
-    """A pod is told twice, that it is there and that it runs; one report is part of its start.
+    """Return the parts of a start on the node.
 
-    The node's own clock begins when it sees the pod: what it does not explain was before. Another
-    watch may hear of the binding later than the node does, so that can be less than nothing.
+    A pod's status is updated twice, when it is seen and when it runs; one update is part of its
+    start. The node's clock begins when it sees the pod: the remaining time was before. This watch
+    may receive the binding later than the node does, so that part can be negative.
     """
     count = len(watched.pods)
     calls = _calls(START_CALLS, took, count)
     volumes, start = took[_VOLUMES, "mount"] / count, took[_STARTS, ""] / count
-    told = took[_TOLD, ""] / took[f"{_TOLD}_count", ""]
+    update = took[_STATUS_UPDATES, ""] / took[f"{_STATUS_UPDATES}_count", ""]
     return {
-        "seen": watched.mean(lambda pod: pod.ready - pod.bound) - start - told,
-        "volumes made": volumes,
+        "seen by the node": watched.mean(lambda pod: pod.ready - pod.bound) - start - update,
+        "volumes": volumes,
         **calls,
         WAITS: start - volumes - sum(calls.values()),
-        TOLD: told,
+        STATUS: update,
     }
 
 
 def end_parts(watched: Watched, began: float) -> Parts:
     return {
         GONE: watched.mean(lambda pod: pod.gone) - began,
-        "told to end": watched.mean(lambda pod: pod.deleting) - began,
+        "deletion requested": watched.mean(lambda pod: pod.deleting) - began,
         ENDS: watched.mean(lambda pod: pod.gone - pod.deleting),
     }
 

@@ -1,10 +1,9 @@
-"""From `kubectl apply` to a Windows pod that is ready, and from `kubectl delete` to its last trace.
+"""From `kubectl apply` to a ready Windows pod, and from `kubectl delete` to its deletion.
 
-A real control plane, and three nodes of `winpod node` after each other: one with Wine and the two
-shells that wait by default, one where a shell waits for every pod, and one that is simulated, which
-shows what is Kubernetes' share. A pod runs a small Windows program, with limits and the token of
-its service account. What the parts on a node do not explain is work that waits for its turn in the
-node's process.
+Uses a real control plane, and three nodes of `winpod node` after each other: one with Wine and the
+default warm pool of two silos, one with a silo for every pod, and a simulated one, which shows the
+share of Kubernetes. A pod runs a small Windows program, with limits and the token of its service
+account. Time on the node that no part explains is work that waits in the node's process.
 
 `unshare --net python -m benchmarks.pods [PODS]`
 """
@@ -59,10 +58,10 @@ from winpod.k8s.kubeconfig import read_kubeconfig
 PODS, ROUNDS_OF_ONE, ROUNDS_OF_ALL = 30, 7, 4
 NAMESPACE, ADDRESS = "bench", "10.99.0.1"
 SETTLE_SECONDS, WARM_SECONDS = 3, 300
-LAST_READY, LAST_GONE = "the last pod: Ready", "the last pod: gone"
-CPU = ("CPU, starting: node's process", "CPU, starting: control plane", "CPU, starting: pods")
-CPU_ENDING = ("CPU, ending: node's process", "CPU, ending: control plane")
-MEMORY = ("memory: node's process", "memory: each pod")
+LAST_READY, LAST_GONE = "all Ready", "all gone"
+CPU = ("CPU to start: node process", "CPU to start: control plane", "CPU to start: pods")
+CPU_ENDING = ("CPU to end: node process", "CPU to end: control plane")
+MEMORY = ("memory: node process", "memory: per pod")
 TOOLS = {
     "docker-registry": "docker-registry",
     "runc": "runc",
@@ -74,30 +73,30 @@ TOOLS = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One of the nodes to measure; `socket` is its runtime's, where it has one."""
+    """Node to measure; `socket` is that of its runtime, if it has one."""
 
     title: str
     name: str
     process: NodeProcess
-    shells: int = 0
+    silos: int = 0
     socket: Path | None = None
 
     def rounds(self, count: int) -> list[tuple[int, int]]:
-        """How many pods at once, and how often; where shells wait for all, one waits for one."""
-        alone = [] if self.shells == count else [(1, ROUNDS_OF_ONE)]
+        """Return pairs of pods and rounds; a single pod is not measured with the large pool."""
+        alone = [] if self.silos == count else [(1, ROUNDS_OF_ONE)]
         return [*alone, (count, ROUNDS_OF_ALL)]
 
     async def until_warm(self) -> None:
         if self.socket:
             client = CriClient(f"unix:{self.socket}")
             async with asyncio.timeout(WARM_SECONDS):
-                while await _shells_waiting(client) < self.shells:  # noqa: ASYNC110
+                while await _warm_silos(client) < self.silos:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
             await client.close()
         await asyncio.sleep(SETTLE_SECONDS)
 
 
-async def _shells_waiting(client: CriClient) -> int:
+async def _warm_silos(client: CriClient) -> int:
     answer = await client.call("Status", api.StatusRequest(verbose=True))
     return int(json.loads(answer.info["compute"])["warm_shells"]["waiting"])
 
@@ -109,7 +108,7 @@ class Bench:
     image: str
 
     async def live(self, node: Node, count: int) -> Parts:
-        """The whole life of some pods at once."""
+        """Run the complete lifecycle of this many pods at once."""
         async with watching(self.api, NAMESPACE) as watched:
             before, used = sums_of(await self._page(node, "metrics")), self._used(node)
             began = time.time()
@@ -142,7 +141,7 @@ class Bench:
         return used
 
     def _used(self, node: Node) -> tuple[float, float]:
-        """Seconds of CPU of the node's process, and of the control plane's."""
+        """Return the CPU seconds of the node process and of the control plane."""
         plane = sum(cost_of(pid).cpu for pid in self.cluster.pids)
         return cost_of(node.process.pid).cpu, plane
 
@@ -150,7 +149,7 @@ class Bench:
         return [now - then for now, then in zip(self._used(node), used, strict=True)]
 
     async def _page(self, node: Node, path: str) -> str:
-        """One of the node's own API, through the API server; a simulated node has none."""
+        """Return a page of the node's API through the API server; a simulated node has none."""
         if not node.socket:
             return ""
         return (await self.api.request("GET", f"/api/v1/nodes/{node.name}/proxy/{path}")).decode()
@@ -191,12 +190,12 @@ def pods(count: int, node: str, image: str) -> str:
 
 
 @contextmanager
-def wine_node(cluster: ControlPlane, base: Base, shells: int, folder: Path) -> Iterator[Node]:
-    name = f"win-{shells}"
+def wine_node(cluster: ControlPlane, base: Base, silos: int, folder: Path) -> Iterator[Node]:
+    name = f"win-{silos}"
     root, config = folder / "root", folder / "config.toml"
     root.mkdir(parents=True)
     (root / "bases").symlink_to(base.path.parent)
-    config.write_text(f"[runtime]\nwarm_shells = {shells}\n")
+    config.write_text(f"[runtime]\nwarm_shells = {silos}\n")
     kubeconfig = cluster.kubeconfig_for(f"system:node:{name}", "system:nodes")
     serving = cluster.serving_certificate(f"{name}-serving", f"IP:{ADDRESS}")
     process = NodeProcess(
@@ -209,7 +208,7 @@ def wine_node(cluster: ControlPlane, base: Base, shells: int, folder: Path) -> I
     with process:
         eventually(lambda: is_ready(cluster, name), within=120)
         socket_ = root / f"nodes/{name}/cri.sock"
-        yield Node(f"{shells} shells wait", name, process, shells, socket_)
+        yield Node(f"warm pool of {silos}", name, process, silos, socket_)
 
 
 @contextmanager
@@ -224,43 +223,49 @@ Results = dict[str, Parts]
 
 
 async def measure(bench: Bench, node: Node, count: int, results: Results) -> None:
-    """The first pod pulls the image. Of several rounds the quickest counts, with its parts: who
-    else uses the machine only makes them slower."""
+    """Measure a node; the first pod pulls the image.
+
+    The result is the quickest round with its parts: other load only makes rounds slower.
+    """
     await node.until_warm()
     first = await bench.live(node, 1)
     if node.socket:
-        results.setdefault("the first, pulls", first)
+        results.setdefault("first pod, with pull", first)
     for number, rounds in node.rounds(count):
-        title = f"{number}, {node.title}"
+        title = _title(number, node.title)
         taken = []
         for _ in range(rounds):
             await node.until_warm()
             taken.append(await bench.live(node, number))
             last = taken[-1]
             print(
-                f"{title:<24} ready {last[LAST_READY]:6.2f} s  gone {last[LAST_GONE]:6.2f} s",
+                f"{title:<26} ready {last[LAST_READY]:6.2f} s  gone {last[LAST_GONE]:6.2f} s",
                 flush=True,
             )
         results[title] = min(taken, key=lambda one: one[READY] + one[GONE])
 
 
 def report(results: Results, count: int) -> None:
-    """Seconds, with the share of the whole that a part is."""
-    print(f"\n{'':<32}" + "".join(f"{title:>22}" for title in results))
+    """Print seconds, with the share of each part."""
+    print(f"\n{'':<44}" + "".join(f"{title:>28}" for title in results))
     for last, whole in ((LAST_READY, READY), (LAST_GONE, GONE)):
         parts = [part for part in PART_OF if _whole(part) == whole]
         for row in (last, whole, *parts):
             cells = (_cell(found, row) for found in results.values())
-            print(f"{'  ' * _depth(row) + row:<32}" + "".join(f"{cell:>22}" for cell in cells))
+            print(f"{'  ' * _depth(row) + row:<44}" + "".join(f"{cell:>28}" for cell in cells))
     for row in (*CPU, *CPU_ENDING, *MEMORY):
         unit = "MB" if row in MEMORY else "s "
         cells = (f"{found[row]:.2f} {unit}" if row in found else "" for found in results.values())
-        print(f"{row:<32}" + "".join(f"{cell:>22}" for cell in cells))
-    simulated = results[f"{count}, simulated"]
+        print(f"{row:<44}" + "".join(f"{cell:>28}" for cell in cells))
+    simulated = results[_title(count, "simulated")]
     for title, found in results.items():
-        if title.startswith(f"{count}, "):
+        if title.startswith(_title(count, "")):
             ready, gone = (found[row] / simulated[row] for row in (LAST_READY, LAST_GONE))
             print(f"{title}: ready {ready:.1f} x simulated, gone {gone:.1f} x simulated")
+
+
+def _title(count: int, node: str) -> str:
+    return f"{count} pod{'s' * (count > 1)}, {node}"
 
 
 def _whole(row: str) -> str:
@@ -308,11 +313,11 @@ def main(count: int = PODS) -> None:
         if shutil.which(program) is None:
             sys.exit(f"{program} is missing: apt-get install -y {package}")
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
-        sys.exit("it needs a network of its own: unshare --net python -m benchmarks.pods")
+        sys.exit("run it in a new network namespace: unshare --net python -m benchmarks.pods")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"], check=True)
     base = build_base(cache() / "root")
-    print(f"load of the machine before: {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"load at the start: {os.getloadavg()[0]:.1f}", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         image = pack(stack.enter_context(docker_registry(folder / "registry")), folder)
@@ -320,7 +325,7 @@ def main(count: int = PODS) -> None:
         cluster.create_namespace(NAMESPACE)
         results = asyncio.run(measure_all(cluster, base, image, count, folder))
     report(results, count)
-    print(f"load of the machine now: {os.getloadavg()[0]:.1f}")
+    print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""How long pulling takes, against Debian's containerd: the same image from the same registry.
+"""Duration of a pull, compared with Debian's containerd: the same image from the same registry.
 
-A Windows image with 1 GB of files in five gzip layers lies in docker-registry on loopback. winpod
-pulls it as a command does, from the start of its process to its end; containerd runs already and
-its `ctr` is timed. Both begin with an empty store on the same disk and end with every layer
-unpacked; they take turns, and the median of the rounds counts. containerd uses unpigz where it is
-installed, so it is measured with it and without. Nothing is deleted before the end, because ext4
-is slow to create files where many were just deleted: that takes 20 GB of disk.
+A Windows image with 1 GB of files in five gzip layers is in docker-registry on loopback. winpod is
+measured as a command, from the start of its process to its end; containerd already runs, and its
+`ctr` is measured. Both start with an empty store on the same disk and end with every layer
+unpacked; they alternate, and the result is the median of the rounds. containerd uses unpigz if it
+is installed, so it is measured with and without it. Nothing is deleted before the end, because ext4
+is slow to create files after many were deleted: that takes 20 GB of disk.
 
-A warm page cache holds what the registry reads; a cold one holds nothing.
+A warm page cache holds the files of the registry; a cold one is empty.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLATFORM = {"architecture": "amd64", "os": "windows", "os.version": "10.0.20348.
 PROGRAMS = {"docker-registry": "docker-registry", "containerd": "containerd", "pigz": "pigz"}
 
 Pull = Callable[[str, Path], Taken]
-"""Pulls a name into a store in a new directory, and tells what it took."""
+"""Function that pulls a name into a store in a new directory, and returns its cost."""
 
 
 def make_image(workspace: Path) -> ImageBundle:
@@ -89,7 +89,7 @@ def pull_with_winpod(name: str, place: Path) -> Taken:
 
 
 def pull_with_containerd(name: str, place: Path, *, with_unpigz: bool) -> Taken:
-    """The CPU is that of containerd's whole life, which is little else than the pull."""
+    """Pull with ctr; the CPU time is that of containerd's whole run, which is mostly the pull."""
     clock = 0.0
 
     def work() -> None:
@@ -113,7 +113,9 @@ def _run(command: list[str]) -> None:
 WAYS: dict[str, Pull] = {
     "winpod": pull_with_winpod,
     "containerd": lambda name, place: pull_with_containerd(name, place, with_unpigz=False),
-    "containerd, unpigz": lambda name, place: pull_with_containerd(name, place, with_unpigz=True),
+    "containerd with unpigz": lambda name, place: pull_with_containerd(
+        name, place, with_unpigz=True
+    ),
 }
 
 
@@ -140,11 +142,11 @@ def main() -> None:
         size = sum(descriptor.size for descriptor, _ in image.blobs)
         print(f"{SIZE / 1e6:.0f} MB of files, {size / 1e6:.0f} MB in {len(image.blobs) - 1} layers")
         for cache, rounds in ROUNDS.items():
-            times: dict[str, list[Taken]] = {who: [] for who in WAYS}
+            times: dict[str, list[Taken]] = {tool: [] for tool in WAYS}
             for turn in range(rounds):
-                for who, pull in WAYS.items():
-                    place = workspace / f"{cache}-{turn}-{who.replace(', ', '-')}"
-                    times[who].append(pull_into(pull, name, place, cache))
+                for tool, pull in WAYS.items():
+                    place = workspace / f"{cache}-{turn}-{tool.replace(' ', '-')}"
+                    times[tool].append(pull_into(pull, name, place, cache))
             report(f"{cache} cache", times)
 
 

@@ -1,7 +1,7 @@
-"""The life of pods, beside Debian's containerd that runs the same Wine as an image for Linux.
+"""Lifecycle of pods, compared with Debian's containerd with the same Wine as a Linux image.
 
-Both are asked by the same client, so only the servers differ. winpod is measured with shells that
-wait, ten of them, and with none. They take turns, and the median of the rounds counts.
+One client calls both, so that only the servers differ. winpod is measured with ten silos in its
+warm pool, and with an empty one. They alternate, and the result is the median of the rounds.
 
     unshare --net python -m benchmarks.runtime
 """
@@ -35,14 +35,14 @@ TOGETHER = 10
 ROUNDS = {1: 7, TOGETHER: 3}
 EXECS = 5
 LINE = "RunPodSandbox to the first line"
-STEPS = ("RunPodSandbox", "CreateContainer", "StartContainer", "from there to the line")
+STEPS = ("RunPodSandbox", "CreateContainer", "StartContainer", "StartContainer to the first line")
 EXEC, STOP, REMOVE = "ExecSync of cmd /c echo", "stop", "remove"
 
 _numbers = itertools.count()
 
 
 class Pod:
-    """One pod with one container, from its birth to its removal."""
+    """Pod with one container, from its creation to its removal."""
 
     def __init__(self, server: Server, client: CriClient) -> None:
         self._server = server
@@ -75,9 +75,9 @@ class Pod:
         moments.append(time.perf_counter())
         await self._call("StartContainer", api.StartContainerRequest(container_id=self.container))
         moments.append(time.perf_counter())
-        while not _says_ready(self._server.folder / container.log_path):
+        while not _is_ready(self._server.folder / container.log_path):
             if time.perf_counter() > moments[-1] + 60:
-                raise TimeoutError(f"{self._name} of {self._server.name} never said a line")
+                raise TimeoutError(f"{self._name} of {self._server.name} printed no line")
             await asyncio.sleep(0.002)
         moments.append(time.perf_counter())
         durations = (after - before for before, after in itertools.pairwise(moments))
@@ -103,12 +103,12 @@ class Pod:
         )
 
 
-def _says_ready(log: Path) -> bool:
+def _is_ready(log: Path) -> bool:
     return log.exists() and b"ready" in log.read_bytes()
 
 
 async def live(server: Server, client: CriClient, count: int) -> dict[str, float]:
-    """So many pods at once; all have come through one step before the next begins."""
+    """Run this many pods at once; each step starts when all have completed the previous one."""
     server.until_warm()
     pods = [Pod(server, client) for _ in range(count)]
     taken = {LINE: await _together(pod.run() for pod in pods)}
@@ -121,9 +121,9 @@ async def live(server: Server, client: CriClient, count: int) -> dict[str, float
     return taken
 
 
-async def _together(deeds: Iterable[Coroutine[object, object, None]]) -> float:
+async def _together(calls: Iterable[Coroutine[object, object, None]]) -> float:
     began = time.perf_counter()
-    await asyncio.gather(*deeds)
+    await asyncio.gather(*calls)
     return time.perf_counter() - began
 
 
@@ -153,7 +153,7 @@ async def until_up(server: Server, client: CriClient) -> None:
     deadline = time.monotonic() + 60
     while not await _is_up(client):
         if time.monotonic() > deadline:
-            sys.exit(f"{server.name} does not come up")
+            sys.exit(f"{server.name} does not start")
         await asyncio.sleep(0.2)
     if server.image.startswith("oci:"):
         spec = api.ImageSpec(image=server.image, runtime_handler=server.handler)
@@ -162,7 +162,7 @@ async def until_up(server: Server, client: CriClient) -> None:
 
 
 async def remove_pods(client: CriClient) -> None:
-    """Those that a failure left."""
+    """Remove pods that remain after a failure."""
     listed = await client.call("ListPodSandbox", api.ListPodSandboxRequest())
     for sandbox in listed.items:
         request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id)
@@ -182,15 +182,15 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def report(title: str, medians: dict[str, dict[str, float]]) -> None:
-    """Beside containerd; a step of the way to the first line is that of the pod in the middle."""
-    theirs = medians["containerd"]
-    print(f"\n{title:<34}" + "".join(f"{name:>26}" for name in medians))
+    """Print the times relative to containerd; steps are those of the median pod."""
+    reference = medians["containerd"]
+    print(f"\n{title:<36}" + "".join(f"{name:>26}" for name in medians))
     for step in (LINE, *STEPS, EXEC, STOP, REMOVE):
         cells = []
         for name, times in medians.items():
-            ratio = "" if name == "containerd" else f"{times[step] / theirs[step]:.2f} x"
+            ratio = "" if name == "containerd" else f"{times[step] / reference[step]:.2f} x"
             cells.append(f"{times[step] * 1000:>15.0f} ms {ratio:>7}")
-        print(f"{'  ' * (step in STEPS) + step:<34}" + "".join(cells), flush=True)
+        print(f"{'  ' * (step in STEPS) + step:<36}" + "".join(cells), flush=True)
 
 
 def main() -> None:
@@ -198,19 +198,19 @@ def main() -> None:
         if shutil.which(program) is None:
             sys.exit(f"{program} is missing: apt-get install -y {package}")
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
-        sys.exit("it needs a network of its own: unshare --net python -m benchmarks.runtime")
+        sys.exit("run it in a new network namespace: unshare --net python -m benchmarks.runtime")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     base = build_base(cache() / "root")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="winpod-benchmark-")))
-        theirs = stack.enter_context(containerd(base, 1, folder / "containerd"))
-        warm = winpod("winpod, shells wait", base, TOGETHER, 2, folder / "warm")
-        cold = winpod("winpod, none waits", base, 0, 3, folder / "cold")
-        ours = [stack.enter_context(one) for one in (warm, cold)]
-        asyncio.run(compare([*ours, theirs]))
-        ours[0].until_warm()
-        ours[0].report_memory()
-        print(f"load of the machine now: {os.getloadavg()[0]:.1f}")
+        reference = stack.enter_context(containerd(base, 1, folder / "containerd"))
+        warm = winpod("winpod, warm pool", base, TOGETHER, 2, folder / "warm")
+        cold = winpod("winpod, empty pool", base, 0, 3, folder / "cold")
+        servers = [stack.enter_context(one) for one in (warm, cold)]
+        asyncio.run(compare([*servers, reference]))
+        servers[0].until_warm()
+        servers[0].report_memory()
+        print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What many pods cost the runtime itself: its memory, its answers, and its start.
+"""Cost of many pods for the runtime itself: memory, response times, and start time.
 
-The containers are simulated, so nothing is measured but the runtime: records, events, lists. Pods
-are as a kubelet asks for them, with labels, variables and mounts.
+The containers are simulated, so that only the runtime is measured: records, events, lists. Pods are
+as a kubelet requests them, with labels, variables and mounts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWERS = 20
 
 @contextmanager
 def runtime(folder: Path) -> Iterator[tuple[int, Path, float]]:
-    """One with simulated containers: its process, its socket, and when it was begun."""
+    """Run a runtime with simulated containers; yield its process, socket and start time."""
     socket = folder / "socket"
     command = [sys.executable, "-m", "winpod", "runtime", "--compute", "simulated"]
     environment = {**os.environ, "HOME": str(folder), "WINPOD_ROOT": str(folder / "root")}
@@ -52,11 +52,11 @@ async def until_up(client: CriClient) -> None:
             await asyncio.sleep(0.01)
         else:
             return
-    sys.exit("the runtime does not come up")
+    sys.exit("the runtime does not start")
 
 
 def memory_of(pid: int) -> float:
-    """Megabytes that are its own, or its share of what it has with others."""
+    """Return its proportional set size in megabytes."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return next(int(line.split()[1]) / 1e3 for line in text.splitlines() if "Pss:" in line)
 
@@ -93,7 +93,7 @@ async def run_pod(client: CriClient, image: str, number: int, folder: Path) -> N
 
 
 async def answer_time(client: CriClient) -> float:
-    """Of all containers listed, as a kubelet does every second."""
+    """Measure the list of all containers, which a kubelet requests every second."""
     began = time.perf_counter()
     for _ in range(ANSWERS):
         await client.call("ListContainers", api.ListContainersRequest())
@@ -114,9 +114,9 @@ async def fill(pid: int, client: CriClient, folder: Path) -> None:
         each = (time.perf_counter() - began) / (count - first)
         memory, answer = memory_of(pid), await answer_time(client)
         print(f"{f'memory with {count} running pods':<44}{memory:>8.0f} MB")
-        print(f"{'  for each pod':<44}{(memory - empty) / count * 1000:>8.0f} kB")
-        print(f"{'  to run one more':<44}{each * 1000:>8.1f} ms")
-        print(f"{'  to list them all':<44}{answer * 1000:>8.1f} ms")
+        print(f"{'  each pod':<44}{(memory - empty) / count * 1000:>8.0f} kB")
+        print(f"{'  time to run another pod':<44}{each * 1000:>8.1f} ms")
+        print(f"{'  time to list all containers':<44}{answer * 1000:>8.1f} ms")
 
 
 async def measure(folder: Path) -> None:
@@ -124,7 +124,7 @@ async def measure(folder: Path) -> None:
         client = CriClient(f"unix:{socket}")
         await fill(pid, client, folder)
         await client.close()
-    await start(f"start after {STORED} ended unseen", folder)
+    await start(f"start after {STORED} exited while it was down", folder)
     await start(f"start with {STORED} stored", folder)
     empty = folder / "empty"
     empty.mkdir()
@@ -132,7 +132,7 @@ async def measure(folder: Path) -> None:
 
 
 async def start(title: str, folder: Path) -> None:
-    """From the process to its first answer."""
+    """Print the time from process start to the first response."""
     with runtime(folder) as (_, socket, began):
         client = CriClient(f"unix:{socket}")
         await until_up(client)

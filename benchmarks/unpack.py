@@ -1,10 +1,9 @@
-"""How long unpacking takes, against Debian's tar with gzip and with unpigz, on the same layers.
+"""Duration of unpacking, compared with Debian's tar with gzip and with unpigz, on the same layers.
 
-1 GB of files in five layers. Each way unpacks all of them, one after another and nothing at the
-same time, to the same disk; the ways take turns, and the median of the rounds counts. winpod does
-more: it hashes the archive, checks every name and keeps what Windows knows of a file. Nothing is
-deleted before the end, because ext4 is slow to create files where many were just deleted: that
-takes 20 GB of disk.
+1 GB of files in five layers. Each tool unpacks all of them, one after the other, to the same disk;
+the tools alternate, and the result is the median of the rounds. winpod does more: it hashes the
+archive, checks every name and keeps Windows metadata of files. Nothing is deleted before the end,
+because ext4 is slow to create files after many were deleted: that takes 20 GB of disk.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def compress(archives: list[Path]) -> dict[str, list[Path]]:
-    """Both forms of the same archives, as registries have them."""
+    """Compress the archives in both formats that registries have."""
     for archive in archives:
         subprocess.run(["pigz", "-6", "--keep", archive], check=True)
         subprocess.run(["zstd", "-q", "-3", "--keep", archive], check=True)
@@ -63,8 +62,8 @@ def compress(archives: list[Path]) -> dict[str, list[Path]]:
     }
 
 
-def unpack_all(way: Way, archives: list[Path], place: Path) -> Taken:
-    """With the page cache warm for reading and clean for writing."""
+def unpack_all(run: Way, archives: list[Path], place: Path) -> Taken:
+    """Unpack with the page cache warm for reading and clean for writing."""
     targets = [place / str(number) for number in range(len(archives))]
     for target in targets:
         target.mkdir(parents=True)
@@ -72,7 +71,7 @@ def unpack_all(way: Way, archives: list[Path], place: Path) -> Taken:
 
     def work() -> None:
         for archive, target in zip(archives, targets, strict=True):
-            way(archive, target)
+            run(archive, target)
 
     return measure(work)
 
@@ -87,12 +86,12 @@ def main() -> None:
         for kind, archives in sets.items():
             size = sum(archive.stat().st_size for archive in archives)
             print(f"{kind} {size / 1e6:7.0f} MB in {len(archives)} layers", flush=True)
-        for kind, ways in WAYS.items():
-            times: dict[str, list[Taken]] = {who: [] for who in ways}
+        for kind, tools in WAYS.items():
+            times: dict[str, list[Taken]] = {tool: [] for tool in tools}
             for turn in range(ROUNDS):
-                for who, way in ways.items():
-                    place = workspace / f"{kind} {who} {turn}"
-                    times[who].append(unpack_all(way, sets[kind], place))
+                for tool, run in tools.items():
+                    place = workspace / f"{kind} {tool} {turn}"
+                    times[tool].append(unpack_all(run, sets[kind], place))
             report(kind, times)
 
 

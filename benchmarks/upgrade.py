@@ -1,7 +1,7 @@
-"""An upgrade of 1,000 old nodes, with a real API server: how long it takes, how large it gets.
+"""Upgrade of 1,000 old nodes, with a real API server: its duration and the size of its status.
 
-Nodes and workloads are objects only: nothing runs, so every node is empty when its turn comes, and
-what is measured is the upgrade itself. Images are known beforehand; no registry is asked.
+Nodes and workloads are objects only: nothing runs, so every node is empty when it is drained, and
+only the upgrade itself is measured. Images are known in advance; no registry is used.
 
 `python -m benchmarks.upgrade [NODES WORKLOADS]`
 """
@@ -47,7 +47,7 @@ BOTH = Image(
 
 
 class CountingServer(ApiClient):
-    """Counts requests, and those that write an upgrade's status."""
+    """Client that counts requests, and those that write the status of an upgrade."""
 
     requests = statuses = 0
 
@@ -79,7 +79,7 @@ def deployment(number: int) -> dict[str, Any]:
 
 
 async def fill(api: ApiClient, nodes: int, workloads: int) -> None:
-    """The API server taints every node that is made as not ready; pods move to new nodes only."""
+    """Create nodes and workloads; only new nodes are untainted, so pods can move to these only."""
     old = [windows_node(f"windows-2019-{n:05}", BUILD_2019) for n in range(nodes)]
     new = [windows_node(f"windows-2022-{n:05}", BUILD_2022) for n in range(NEW_NODES)]
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
@@ -91,23 +91,23 @@ async def fill(api: ApiClient, nodes: int, workloads: int) -> None:
     await at_once(api.request("POST", path, deployment(n)) for n in range(workloads))
 
 
-async def until_told(api: ApiClient, survey: SnapshotReader, reason: str) -> float:
-    """Seconds that an operator's part for upgrades needs until it says so."""
-    told = asyncio.Event()
+async def wait_for_event(api: ApiClient, survey: SnapshotReader, reason: str) -> float:
+    """Return the seconds that the upgrade controller takes until it records the event."""
+    recorded = asyncio.Event()
 
-    def tell(event: Event) -> None:
+    def record(event: Event) -> None:
         if event.reason in (reason, "StepFailed", "UpgradeBlocked"):
             print(f"{event.reason}: {event.message}")
-            told.set()
+            recorded.set()
 
     began = time.perf_counter()
-    working = asyncio.create_task(UpgradeController(api, survey, tell).run())
+    controller = asyncio.create_task(UpgradeController(api, survey, record).run())
     try:
-        await told.wait()
+        await recorded.wait()
         return time.perf_counter() - began
     finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        controller.cancel()
+        await asyncio.gather(controller, return_exceptions=True)
 
 
 async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
@@ -118,14 +118,14 @@ async def measure(plane: ControlPlane, nodes: int, workloads: int) -> None:
     began = time.perf_counter()
     plan = await survey.plan(asked, await survey.snapshot(asked))
     print(f"planned, with {len(plan.steps)} steps: {time.perf_counter() - began:.1f} s")
-    print(f"size expected at the end: {expected_size(planned_status(plan)) >> 10} KiB")
+    print(f"expected final status size: {expected_size(planned_status(plan)) >> 10} KiB")
     await api.create(UPGRADES, WindowsUpgrade(ObjectMeta(NAME), SPEC))
     for reason in ("UpgradeDone", "UpgradeUndone"):
         api.requests = api.statuses = 0
-        seconds = await until_told(api, survey, reason)
-        print(f"{reason}: {seconds:.0f} s, {api.requests} requests, {api.statuses} of its status")
+        seconds = await wait_for_event(api, survey, reason)
+        print(f"{reason}: {seconds:.0f} s, {api.requests} requests, {api.statuses} status updates")
         found = await api.get(WindowsUpgrade, f"{UPGRADES}/{NAME}")
-        print(f"its status: {len(msgspec.json.encode(found.status if found else None)) >> 10} KiB")
+        print(f"status size: {len(msgspec.json.encode(found.status if found else None)) >> 10} KiB")
         await api.request(
             "PATCH", f"{UPGRADES}/{NAME}", {"spec": {"undo": True}}, content=MERGE_PATCH
         )

@@ -1,4 +1,4 @@
-"""Layers of a Windows image to measure with: realistic files, always the same."""
+"""Layers of a Windows image for benchmarks: realistic files, deterministic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 SHARES = (0.40, 0.25, 0.20, 0.10, 0.05)
-"""How much of the whole each layer has."""
+"""Share of the total size for each layer."""
 
 _POOL = 32 << 20
 _LARGEST = 64 << 20
@@ -21,7 +21,7 @@ _ENDINGS = ("dll", "exe", "json", "js", "xml", "txt", "png", "config")
 
 
 def write_layers(directory: Path, size: int, *, top: str = "Files") -> list[Path]:
-    """Archives with so many bytes of files in all, each tree beneath `top`."""
+    """Write archives with this total size of files, each tree below `top`."""
     made = []
     pool = _pool()
     for number, share in enumerate(SHARES):
@@ -40,7 +40,7 @@ def write_layers(directory: Path, size: int, *, top: str = "Files") -> list[Path
 def _files(
     chance: random.Random, pool: bytes, size: int, label: str
 ) -> Iterator[tuple[str, bytes]]:
-    """Names and contents: many small files, and a few that are most of the size."""
+    """Yield names and contents: many small files, and a few that make up most of the size."""
     for count in itertools.count():
         if count % _PER_DIRECTORY == 0:
             folder = f"{chance.choice(_TOPS)}/{label}/part{count // _PER_DIRECTORY}"
@@ -62,7 +62,7 @@ def _content(chance: random.Random, pool: bytes, length: int) -> bytes:
 
 
 def _pool() -> bytes:
-    """Half words, half noise in short runs: gzip makes of it what it makes of programs."""
+    """Return half words, half noise in short runs: gzip compresses it about as well as programs."""
     chance = random.Random(0)
     words = [chance.randbytes(chance.randrange(3, 12)).hex().encode() for _ in range(4000)]
     parts, size = [], 0

@@ -1,4 +1,4 @@
-"""The Wine base as an image for Linux, so that containerd runs what winpod runs."""
+"""The Wine base as a Linux image, so that containerd runs the same Wine as winpod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 def pack_wine(base: Base, program: Path, name: str, folder: Path) -> Path:
-    """The base's files with a prefix of Windows Server 2022, and one program in its drive C:."""
+    """Pack the base with a prefix of Windows Server 2022, and one program in its drive C:."""
     prepare_prefix(base, parse_build("2022"), (), folder / "prefix")
     drive = folder / "prefix/drive_c"
     if drive.exists() or drive.is_symlink():
@@ -33,7 +33,7 @@ def pack_wine(base: Base, program: Path, name: str, folder: Path) -> Path:
 
 
 def pack_program(program: Path, name: str, folder: Path) -> Path:
-    """One program for Linux, and nothing else."""
+    """Pack an image with only one Linux program."""
     layer = folder / f"{program.name}.tar"
     _tar("--create", "--file", layer, "--directory", program.parent, program.name)
     return _pack(layer, name, [f"/{program.name}"], [], folder)
@@ -42,7 +42,7 @@ def pack_program(program: Path, name: str, folder: Path) -> Path:
 def _pack(
     layer: Path, name: str, entrypoint: Sequence[str], variables: Sequence[str], folder: Path
 ) -> Path:
-    """An archive that `ctr images import` takes."""
+    """Write an archive for `ctr images import`."""
     layout = folder / f"{layer.stem}-layout"
     blobs = layout / "blobs/sha256"
     blobs.mkdir(parents=True)

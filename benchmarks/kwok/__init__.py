@@ -1,4 +1,4 @@
-"""KWOK, the fake kubelet that Kubernetes' own scale tests use, built from the Go module proxy."""
+"""KWOK, the fake kubelet of Kubernetes' own scale tests, built from the Go module proxy."""
 
 import subprocess
 from pathlib import Path
@@ -22,7 +22,7 @@ _STAGES = (
     "pod/fast/pod-complete",
     "pod/fast/pod-delete",
 )
-"""What its nodes and pods do, as its own installation says it."""
+"""Stages of its nodes and pods, from its own installation manifests."""
 
 
 def kwok_command() -> list[str]:

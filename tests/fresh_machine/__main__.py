@@ -102,12 +102,12 @@ def _run(release: Release, options: argparse.Namespace, work: Path, wheel: Path)
     disks = (folder / "payload", build_root_disk())
     with ExitStack() as stack:
         handlers: Mapping[str, Handler] = {}
-        options: dict[str, Any] = {}
+        machine_options: dict[str, Any] = {}
         if kind == "full":
             cluster = stack.enter_context(Cluster(folder / "cluster"))
-            handlers, options = cluster.handlers, cluster.machine_options
+            handlers, machine_options = cluster.handlers, cluster.machine_options
         kit, guest = build_assets(cache() / "root"), _guest(release, kind, wheel, folder / "guest")
-        machine = stack.enter_context(Machine(kit, guest, disks, folder, **options))
+        machine = stack.enter_context(Machine(kit, guest, disks, folder, **machine_options))
         Session(machine, results, _seconds(kind), handlers).follow()
     results.finish()
     return results
