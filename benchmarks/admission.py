@@ -30,8 +30,8 @@ from winpod.k8s.kubeconfig import read_kubeconfig
 
 PODS, NODES = 1000, 4
 AT_ONCE = 200
-_PATIENCE = 120.0
-_ASKED, _EXEMPT = "apps", "kube-system"
+_TIMEOUT = 120.0
+_WITH_WEBHOOK, _EXEMPT = "apps", "kube-system"
 
 
 def pod(name: str, image: str) -> dict[str, Any]:
@@ -64,23 +64,23 @@ async def created(api: ApiClient, namespace: str, body: dict[str, Any]) -> tuple
 
 
 async def in_turn(api: ApiClient, image: str, pods: int) -> None:
-    times: dict[str, list[float]] = {_ASKED: [], _EXEMPT: []}
+    times: dict[str, list[float]] = {_WITH_WEBHOOK: [], _EXEMPT: []}
     for number in range(pods):
         for namespace, taken in times.items():
             seconds, _ = await created(api, namespace, pod(f"turn-{number}", image))
             taken.append(seconds * 1000)
-    rows = {"with": times[_ASKED], "without": times[_EXEMPT]}
+    rows = {"with": times[_WITH_WEBHOOK], "without": times[_EXEMPT]}
     for name, taken in rows.items():
         print(f"{name:8} webhook  p50 {_p(taken, 50):6.2f} ms  p99 {_p(taken, 99):6.2f} ms")
     for rank, percent in (("median", 50), ("p99", 99)):
-        more = _p(times[_ASKED], percent) - _p(times[_EXEMPT], percent)
+        more = _p(times[_WITH_WEBHOOK], percent) - _p(times[_EXEMPT], percent)
         print(f"added to the {rank:6} {more:8.2f} ms")
 
 
 async def at_once(api: ApiClient, image: str) -> None:
     began = time.perf_counter()
     made = await asyncio.gather(
-        *(created(api, _ASKED, pod(f"crowd-{number}", image)) for number in range(AT_ONCE))
+        *(created(api, _WITH_WEBHOOK, pod(f"crowd-{number}", image)) for number in range(AT_ONCE))
     )
     took = time.perf_counter() - began
     classed = sum(bool(name) for _, name in made)
@@ -120,9 +120,9 @@ async def measure(plane: ControlPlane, operator: OperatorProcess, image: str, po
     api = ApiClient(read_kubeconfig(plane.kubeconfig))
     try:
         ask_about_pods(plane, operator.webhook_port)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         number = 0
-        while not (await created(api, _ASKED, pod(f"first-{number}", image)))[1]:
+        while not (await created(api, _WITH_WEBHOOK, pod(f"first-{number}", image)))[1]:
             number += 1
             if time.monotonic() > deadline:
                 sys.exit(f"no pod got a class; see {operator.log}")
@@ -144,7 +144,7 @@ def main(pods: int = PODS, nodes: int = NODES) -> None:
         app([*pack, "--os-version", "2019", "--os-version", "2022"], standalone_mode=False)
         quiet = ControlPlane(folder / "plane", scheduler=False, controller_manager=False)
         with quiet as plane:
-            for namespace in (_ASKED, _EXEMPT, NAMESPACE):
+            for namespace in (_WITH_WEBHOOK, _EXEMPT, NAMESPACE):
                 plane.create_namespace(namespace)
             plane.apply(linux_node("linux"))
             asyncio.run(add_nodes(plane, nodes))

@@ -98,10 +98,10 @@ def cold_and_warm(base: Base, folder: Path) -> tuple[list[float], list[float]]:
             began = time.perf_counter()
             start(f"{own}-{number}", "echo hello", folder / "said")
             cold.append(time.perf_counter() - began)
-        name, said = f"{own}-stays", folder / "stays"
-        start(name, "echo ready& ping -n 600 127.0.0.1 >nul", said, "--detach")
+        name, output = f"{own}-stays", folder / "stays"
+        start(name, "echo ready& ping -n 600 127.0.0.1 >nul", output, "--detach")
         try:
-            _wait_for(said, b"ready")  # the programs must not start at the same time
+            _wait_for(output, b"ready")  # the programs must not start at the same time
             warm = []
             for _ in range(STARTS):
                 began = time.perf_counter()

@@ -31,7 +31,7 @@ _MANIFESTS = tuple(
     Manifest(f"sha256:{build}", Platform("windows", "amd64", os_version=f"{build}.1"), 0)
     for build in (BUILD_2019, BUILD_2022)
 )
-_LOOKED = {"app:1": ImageLookupResult(Image("app:1", "sha256:0", _MANIFESTS))}
+_LOOKUPS = {"app:1": ImageLookupResult(Image("app:1", "sha256:0", _MANIFESTS))}
 Wrote = Callable[[int], dict[str, Any]]
 
 
@@ -62,8 +62,8 @@ def review_time(cluster: Cluster, obj: dict[str, Any]) -> float:
     """Run both reviews; return the CPU time in milliseconds."""
     context = SelectionContext(cluster, OperatorSettings(), {})
     began = time.thread_time()
-    mutate_pod(obj, context, _LOOKED)
-    review_pod(obj, context, _LOOKED)
+    mutate_pod(obj, context, _LOOKUPS)
+    review_pod(obj, context, _LOOKUPS)
     return (time.thread_time() - began) * 1000
 
 

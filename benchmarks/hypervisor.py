@@ -45,9 +45,9 @@ async def one_pod(server: Server, client: CriClient) -> tuple[float, dict[str, f
     """Return the seconds to the first line, those of the steps, and the memory overhead."""
     server.until_warm()
     pod = Pod(server, client)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await pod.run()
-    line = time.perf_counter() - begun
+    line = time.perf_counter() - started
     await asyncio.sleep(2)
     request = api.ContainerStatsRequest(container_id=pod.container)
     stats = (await client.call("ContainerStats", request)).stats
@@ -63,15 +63,15 @@ async def cold_boot(template: Template) -> tuple[float, float]:
     """Return the seconds to the guest's first process, and to a Windows program's first line."""
     with tempfile.TemporaryDirectory(prefix="winpod-cold-") as name:
         folder = Path(name)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         async with boot_guest(template, folder) as guest:
-            kernel = time.perf_counter() - begun
+            kernel = time.perf_counter() - started
             await start_template_silo(guest, with_32bit=False)
             link = await start_agent_link(folder, WARM, folder / "agent.sock")
             agent = AgentClient(folder / "agent.sock")
             await agent.ping()
             output = (await agent.run(Program("cmd /c echo ready"))).output
-            line = time.perf_counter() - begun
+            line = time.perf_counter() - started
             link.kill()
             await link.wait()
     if b"ready" not in output:

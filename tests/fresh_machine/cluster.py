@@ -15,7 +15,7 @@ from tests.support.e2e.waiting import eventually
 NODE = "win-guest"
 ADDRESS = f"{SUBNET}.50"
 TAP = "guest"
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 
 
 class Cluster:
@@ -70,7 +70,7 @@ class Cluster:
     def _run_pod(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a pod on the node, and return the output of kubectl."""
         plane = self._plane
-        eventually(lambda: is_ready(plane, NODE), within=_PATIENCE)
+        eventually(lambda: is_ready(plane, NODE), within=_TIMEOUT)
         plane.create_namespace("guest")
         pod = windows_pod("guest", "waits", request["image"], *request["command"], nodeName=NODE)
         plane.apply(pod)

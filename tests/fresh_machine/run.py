@@ -1,4 +1,4 @@
-"""One session on one guest: boot, follow its reports, power off, all with deadlines."""
+"""Session on one guest: boot, follow its reports, power off, all with deadlines."""
 
 import time
 from collections.abc import Callable, Mapping

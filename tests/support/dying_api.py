@@ -1,4 +1,4 @@
-"""An API client that fails after some changes."""
+"""API client that fails after some changes."""
 
 from __future__ import annotations
 

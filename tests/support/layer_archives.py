@@ -91,7 +91,7 @@ def found(root: Path) -> dict[str, Any]:
     return everything
 
 
-_LOOK = """
+_LIST_OVERLAY = """
 import json, os, sys
 root = sys.argv[1]
 files = {}
@@ -124,9 +124,9 @@ def merged(
     options = "lowerdir=" + ":".join(map(str, lower))
     script = 'mount -t overlay overlay -o "$1" "$2" && shift 2 && exec "$@"'
     unshare = [program("unshare", "util-linux"), "--mount", "sh", "-c", script, "sh"]
-    look = [sys.executable, "-c", _LOOK, str(mount), *read]
+    command = [sys.executable, "-c", _LIST_OVERLAY, str(mount), *read]
     result = subprocess.run(
-        [*unshare, options, str(mount), *look], capture_output=True, text=True, check=False
+        [*unshare, options, str(mount), *command], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     answer: dict[str, dict[str, str]] = json.loads(result.stdout)

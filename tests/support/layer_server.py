@@ -35,15 +35,15 @@ class LayerServer(StandIn):
         content = blobs.get(target)
         if request.method != "GET" or not isinstance(content, bytes):
             return None
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
-        start = int(asked[1]) if asked else 0
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        start = int(byte_range[1]) if byte_range else 0
         if self._spoil and self._digest in ("", target):
             answer = await self._spoil(request, content, start)
             if answer:
                 return answer
-        if asked is None:
+        if byte_range is None:
             return web.Response(body=content)
-        return part(content, start, int(asked[2] or len(content) - 1) + 1)
+        return part(content, start, int(byte_range[2] or len(content) - 1) + 1)
 
 
 def part(content: bytes, start: int, end: int) -> web.Response:

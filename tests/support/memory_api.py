@@ -24,7 +24,7 @@ class MemoryApi(ApiClient):
     def __init__(self) -> None:
         super().__init__(RestConfig("https://127.0.0.1:1", ssl.create_default_context()))
         self.objects: dict[str, dict[str, Any]] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self._refusals: dict[str, tuple[WinpodError, float]] = {}
         self._events: list[tuple[str, str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
@@ -65,7 +65,7 @@ class MemoryApi(ApiClient):
         content: str = "",
     ) -> bytes:
         del content
-        self.asked.append((method, path))
+        self.requests.append((method, path))
         self._raise_refusal(path)
         if method == "GET" and params is not None:
             items = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]

@@ -1,4 +1,4 @@
-"""An in-memory cluster with instances of a ConfigMap and Machines of MachineSets.
+"""In-memory cluster with instances of a ConfigMap and Machines of MachineSets.
 
 The Machine controller is a stand-in: a deleted Machine is terminating for a while, and its
 replacement is created when a test says so. Actions over SSH are simulated. Decisions of the
@@ -52,7 +52,7 @@ class MixedCluster(MemoryApi):
     ) -> bytes:
         name = path.removeprefix(f"{machines_path()}/")
         if method == "DELETE" and name in self.machines():
-            self.asked.append((method, path))
+            self.requests.append((method, path))
             await self.leave(name)
             return b"{}"
         return await super().request(method, path, body, params=params, content=content)

@@ -207,7 +207,7 @@ class TokenServer:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
         self._key = key
-        self.asked: list[tuple[str, str]] = []
+        self.requested_scopes: list[tuple[str, str]] = []
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         fields = await request.post() if request.method == "POST" else request.query
@@ -222,7 +222,7 @@ class TokenServer:
             if fields.get("refresh_token") != self.REFRESH:
                 return web.json_response({"details": "incorrect"}, status=401)
             known = "refresh"
-        self.asked += [(known, scope) for scope in scopes]
+        self.requested_scopes += [(known, scope) for scope in scopes]
         token = await self._token([] if known == "anonymous" else scopes)
         return web.json_response({"access_token" if known == "refresh" else "token": token})
 

@@ -316,8 +316,8 @@ class ControlPlane:
 
     def _healthy(self, server: tuple[str, int], path: str) -> bool:
         try:
-            asked = partial(_request, server, self._trust, "GET", path, None)
-            return self._inside(asked).status == http.HTTPStatus.OK
+            send = partial(_request, server, self._trust, "GET", path, None)
+            return self._inside(send).status == http.HTTPStatus.OK
         except OSError:
             return False
 

@@ -89,17 +89,17 @@ class StreamingClient:
     async def _run(self, arguments: Sequence[str]) -> AsyncIterator[Running]:
         self._count += 1
         report = self._directory / f"report-{self._count}.json"
-        told, sizes = os.pipe()
+        size_reader, sizes = os.pipe()
         process = await asyncio.create_subprocess_exec(
             self._program,
-            *("-report", str(report), "-sizes", str(told)),
+            *("-report", str(report), "-sizes", str(size_reader)),
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            pass_fds=(told,),
+            pass_fds=(size_reader,),
         )
-        os.close(told)
+        os.close(size_reader)
         try:
             yield Running(process, report, sizes)
         finally:

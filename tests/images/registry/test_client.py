@@ -119,18 +119,18 @@ async def test_token_is_requested_once_per_scope(
     name = f"{registry}/team/app"
     with pytest.raises(RegistryAccessDenied, match="pull access denied"):
         await look_up(name)
-    assert server.asked == [("anonymous", "repository:team/app:pull")]
+    assert server.requested_scopes == [("anonymous", "repository:team/app:pull")]
 
     log_in(home, auths(registry))
-    server.asked.clear()
+    server.requested_scopes.clear()
     await push(name, index(V2019, V2022))
-    assert server.asked == [
+    assert server.requested_scopes == [
         ("password", "repository:team/app:pull"),
         ("password", "repository:team/app:pull,push"),
     ]
-    server.asked.clear()
+    server.requested_scopes.clear()
     assert len((await look_up(name)).manifests) == 2
-    assert server.asked == [("password", "repository:team/app:pull")]
+    assert server.requested_scopes == [("password", "repository:team/app:pull")]
 
     log_in(home, auths(registry, password="wrong"))
     with pytest.raises(RegistryAccessDenied, match=r"the token server .* rejected the credentials"):
@@ -144,7 +144,7 @@ async def test_identity_token_is_exchanged(
     log_in(home, {"auths": {registry: {"identitytoken": server.REFRESH}}})
     await push(f"{registry}/app", single(V2019))
     assert (await look_up(f"{registry}/app")).builds()
-    assert {who for who, _ in server.asked} == {"refresh"}
+    assert {who for who, _ in server.requested_scopes} == {"refresh"}
 
 
 async def test_configured_ca_is_trusted(tls_registry: tuple[str, Path], home: Path) -> None:

@@ -40,7 +40,7 @@ async def test_instance_stays_while_its_machine_is_unknown(times: int) -> None:
     async with running_controller(harness):
         await until(lambda: "machine-gone" not in names(harness))
         assert harness.status("machine-m")["hostKey"] == "pinned"
-        assert ("DELETE", f"{PATH}/machine-m") not in harness.api.asked
+        assert ("DELETE", f"{PATH}/machine-m") not in harness.api.requests
 
 
 @pytest.mark.parametrize("error", [AWAY, FORBIDDEN, ApiError(404, "NotFound", "no such kind.")])
@@ -54,7 +54,7 @@ async def test_failed_machine_listing_is_logged_and_blocks_nothing_else(
     with caplog.at_level(logging.WARNING):
         async with running_controller(harness):
             await until(lambda: "192.0.2.8" in names(harness))
-            await until(lambda: harness.api.asked.count(("GET", machines_path())) > 3)
+            await until(lambda: harness.api.requests.count(("GET", machines_path())) > 3)
             assert names(harness) == {"192.0.2.8", "machine-m"}
     messages = [one.getMessage() for one in caplog.records if "Machines in machines" in one.message]
     assert len(messages) == 1
@@ -85,7 +85,7 @@ async def test_machines_are_watched_in_the_configured_namespace() -> None:
         await until(lambda: "machine-there" in names(harness))
         await harness.api.put(f"{machines_path('other')}/new", machine("192.0.2.10"))
         await until(lambda: "machine-new" in names(harness))
-        await until(lambda: ("DELETE", f"{PATH}/machine-here") in harness.api.asked)
+        await until(lambda: ("DELETE", f"{PATH}/machine-here") in harness.api.requests)
 
 
 async def test_settings_without_namespace_remove_no_machine_instances() -> None:

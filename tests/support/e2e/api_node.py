@@ -1,4 +1,4 @@
-"""A node that serves the kubelet API."""
+"""Node that serves the kubelet API."""
 
 import asyncio
 import contextlib

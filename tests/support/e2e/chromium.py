@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 _LOAD_MILLISECONDS = 4000
-_PATIENCE = 300
+_TIMEOUT = 300
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -40,7 +40,7 @@ def _chromium(directory: Path, *arguments: str) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -78,11 +78,11 @@ class Tables(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
+        attributes = dict(attrs)
         if tag == "br":
             self.handle_data(" ")
         elif tag == "table":
-            self._table = self.found[told.get("aria-labelledby") or ""] = Table()
+            self._table = self.found[attributes.get("aria-labelledby") or ""] = Table()
         elif tag in ("thead", "tbody"):
             self._is_head = tag == "thead"
         elif tag == "tr" and not self._is_head:
@@ -90,7 +90,7 @@ class Tables(HTMLParser):
         elif tag in ("th", "td"):
             self._cell = []
             if self._is_head:
-                self._table.columns_are_named &= told.get("scope") == "col"
+                self._table.columns_are_named &= attributes.get("scope") == "col"
 
     def handle_data(self, data: str) -> None:
         if self._cell is not None:

@@ -26,7 +26,7 @@ def formatted_disk(kit: HypervisorAssets, file: Path, driver: str, size: int = 6
     file.touch()
     options = {"driver": driver, "file": "file", "size": size}
     job = {"job-id": "make", "options": options}
-    asked = [
+    commands = [
         ("qmp_capabilities", {}),
         ("blockdev-add", {"driver": "file", "node-name": "file", "filename": str(file)}),
         ("blockdev-create", job),
@@ -37,13 +37,13 @@ def formatted_disk(kit: HypervisorAssets, file: Path, driver: str, size: int = 6
     ) as qemu:
         assert qemu.stdin
         assert qemu.stdout
-        for name, arguments in asked:
+        for name, arguments in commands:
             print(json.dumps({"execute": name, "arguments": arguments}), file=qemu.stdin)
         qemu.stdin.flush()
         for line in qemu.stdout:
-            said = json.loads(line)
-            assert "error" not in said, said
-            if said.get("data", {}).get("status") == "concluded":
+            message = json.loads(line)
+            assert "error" not in message, message
+            if message.get("data", {}).get("status") == "concluded":
                 break
         qemu.kill()
     return file

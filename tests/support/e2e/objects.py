@@ -10,7 +10,7 @@ BUILD_2019, BUILD_2022, BUILD_2025 = "10.0.17763", "10.0.20348", "10.0.26100"
 PROCESS, HYPERVISOR = "runhcs-wcow-process", "runhcs-wcow-hypervisor"
 TAINT = {"key": "os", "value": "windows", "effect": "NoSchedule"}
 ROOM = {"cpu": "4", "memory": "8Gi", "pods": "20"}
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
 def windows_labels(build: str) -> dict[str, str]:
@@ -98,7 +98,7 @@ def add_nodes(cluster: ControlPlane, *nodes: dict[str, Any]) -> None:
 
 def scheduled_to(cluster: ControlPlane, namespace: str, name: str) -> str:
     """Return the node that the scheduler binds a pod to, or None once it found none."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         now = cluster.request("GET", f"{pods_path(namespace)}/{name}").body
         if now["spec"].get("nodeName"):
@@ -107,9 +107,9 @@ def scheduled_to(cluster: ControlPlane, namespace: str, name: str) -> str:
         if any(condition.get("reason") == "Unschedulable" for condition in conditions):
             return ""
         time.sleep(0.02)
-    raise AssertionError(f"the scheduler did not decide about {name} within {_PATIENCE} s")
+    raise AssertionError(f"the scheduler did not decide about {name} within {_TIMEOUT} s")
 
 
 def bound_to(cluster: ControlPlane, namespace: str, name: str) -> str:
     """Return the node of a pod, waiting until the scheduler has seen the node."""
-    return eventually(lambda: scheduled_to(cluster, namespace, name), within=_PATIENCE)
+    return eventually(lambda: scheduled_to(cluster, namespace, name), within=_TIMEOUT)

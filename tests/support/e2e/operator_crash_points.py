@@ -15,13 +15,13 @@ from winpod.k8s.kubeconfig import read_kubeconfig
 from winpod.operator.manager import ManagerContext, OperatorOptions
 from winpod.operator.settings_watcher import SettingsWatcher
 
-_PATIENCE = 600.0
+_TIMEOUT = 600.0
 
 
 def live_until(plane: ControlPlane, payload: Path, holds: Callable[[], bool]) -> int:
     """Run with one write, then two, and so on, until the condition holds; return the crashes."""
     kubeconfig = own_kubeconfig(plane)
-    deadline, deaths = time.monotonic() + _PATIENCE, 0
+    deadline, deaths = time.monotonic() + _TIMEOUT, 0
     while not holds():
         assert time.monotonic() < deadline, f"not so after {deaths} deaths"
         deaths += asyncio.run(_live(kubeconfig, payload, holds, deaths + 1))

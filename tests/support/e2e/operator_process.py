@@ -23,7 +23,7 @@ NAMESPACE = "winpod-system"
 MANIFESTS = Path(__file__).parents[3] / "deploy/manifests"
 _ANSWER_SECONDS = 60
 _CHANGED = "Settings changed"
-_MOST_PATIENCE = 30
+_MAX_WEBHOOK_SECONDS = 30
 """Maximum seconds that an API server waits for a webhook."""
 
 
@@ -109,7 +109,7 @@ class OperatorProcess:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
         except OSError:
-            return 0, "nobody listens"
+            return 0, "not listening"
 
 
 def own_kubeconfig(plane: ControlPlane) -> Path:
@@ -165,7 +165,7 @@ def ask_about_pods(plane: ControlPlane, port: int) -> None:
     for webhook in (one for obj in configurations for one in obj["webhooks"]):
         path = webhook["clientConfig"]["service"]["path"]
         webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}"}
-        webhook["timeoutSeconds"] = _MOST_PATIENCE
+        webhook["timeoutSeconds"] = _MAX_WEBHOOK_SECONDS
     plane.apply(*configurations)
 
 

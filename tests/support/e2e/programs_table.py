@@ -61,7 +61,7 @@ POSTGRES = "@embedded-postgres/windows-x64@18.4.0-beta.17"
 
 
 def dotnet() -> Path:
-    """The runtime of .NET Core, and beside it a program for it in `app`."""
+    """Return the runtime of .NET Core, with a program for it in `app`."""
 
     def make(target: Path) -> None:
         shutil.copytree(programs.wheel(DOTNET) / "dotnetcore2/bin", target)
