@@ -87,8 +87,10 @@ class SmallNode:
     patience: float = 120.0
 
     @asynccontextmanager
-    async def kubelet(self, client: CriClient, **more: Any) -> AsyncIterator[Kubelet]:
-        volumes = VolumeManager(self.objects, self.node_config)
+    async def kubelet(
+        self, client: CriClient, volumes: VolumeManager | None = None, **more: Any
+    ) -> AsyncIterator[Kubelet]:
+        volumes = volumes or VolumeManager(self.objects, self.node_config)
         deps = KubeletDeps(client, self.node_config, self.objects, volumes, backoff=QUICK, **more)
         kubelet = Kubelet(deps, self.reporter)
         await kubelet.start()
