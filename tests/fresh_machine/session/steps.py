@@ -276,6 +276,7 @@ def transient_unit(shell: Shell, settings: Mapping[str, Any]) -> None:
     shell.run(
         *("systemd-run", "--wait", "--pipe", "--collect", "--quiet"),
         *(WINPOD, "run", "-d", "--name", "from-unit", HELLO, *_waiting(3605)),
+        seconds=280,
     )
     check(processes_with("3605"), "the container ended with the unit that started it")
     check(BUILD in shell.winpod("exec", "from-unit", "cmd", "/c", "ver"), "exec failed")
@@ -427,7 +428,7 @@ CONTAINERS = (
     Step("-p", port),
     Step("-it", terminal),
     Step("out of memory", out_of_memory, seconds=400),
-    Step("container outlives the unit that started it", transient_unit, short=True),
+    Step("container outlives the unit that started it", transient_unit, short=True, seconds=400),
     Step("winpod runtime as a service", runtime_unit),
     Step("kill -9 of the runtime", killed_runtime),
     Step("play: Deployment and Service", play, short=True, seconds=600),
