@@ -112,7 +112,7 @@ async def test_directories_are_copied_in_and_out(node: ApiNode, tmp_path: Path) 
         await node.kubectl("cp", f"web:{name}", str(target))
         assert tree_in(target) == tree_in(folder)
     with_drive = ("cp", "web:C:/users/Straße", str(tmp_path / "with-drive"))
-    await node.until_complains("kubectl cp wants paths without one", *with_drive)
+    await node.until_complains("kubectl cp needs paths without one", *with_drive)
 
 
 def write(file: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
@@ -199,6 +200,8 @@ async def test_expired_client_certificate_is_replaced_by_bootstrapping(
                     await asyncio.sleep(0.3)
         finally:
             tasks.cancel()
+            with suppress(asyncio.CancelledError):
+                await tasks
             await server.close()
 
 
